@@ -2,7 +2,7 @@
 
     python -m bench.compress_speed            about four minutes; writes bench/results/compress_speed.json
 
-Models: the 271M-parameter mixture of `bench.forward` (88M active; random weights) and SmolLM2. One sequence, greedy, 64
+Models: the 238M-parameter mixture of `bench.forward` (89M active; random weights) and SmolLM2. One sequence, greedy, 64
 tokens known. Memory is what the weights take in the process. The last rows time one product of one row with a matrix of
 SmolLM2's shapes: ours (activations of 15 bits), `torch.ops.aten._dyn_quant_matmul_4bit` (of 8 bits), and float32.
 """
@@ -37,9 +37,9 @@ def weight_bytes(model: Model) -> int:
 
 
 def models(work: Path) -> dict[str, Path]:
-    found = {"qwen3_moe 271M": work / "mixture", "SmolLM2 135M": work / "smollm2"}
-    _, mixture = pair("qwen3_moe 271M")
-    save(mixture, found["qwen3_moe 271M"])
+    found = {"qwen3_moe 238M": work / "mixture", "SmolLM2 135M": work / "smollm2"}
+    _, mixture = pair("qwen3_moe 238M")
+    save(mixture, found["qwen3_moe 238M"])
     convert(open_source("smollm2"), found["SmolLM2 135M"], life=[], dtype=torch.float32)
     return found
 
@@ -93,7 +93,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as scratch:
         work = arguments.work or Path(scratch)
-        paths = {"qwen3_moe 271M": work / "mixture", "SmolLM2 135M": work / "smollm2"}
+        paths = {"qwen3_moe 238M": work / "mixture", "SmolLM2 135M": work / "smollm2"}
         if not all(path.is_dir() for path in paths.values()):
             paths = models(work)
         for path in paths.values():

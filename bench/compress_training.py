@@ -1,10 +1,12 @@
-"""What training under a constraint needs: XTC's long schedules, and NxMTransformer's ADMM, beside their ablations.
+"""What training under a constraint needs: XTC's long schedules, NxMTransformer's ADMM and ISS's group Lasso, beside
+their ablations.
 
-    python -m bench.compress_training                          half a minute of CPU time
+    python -m bench.compress_training                          two minutes of CPU time
     python -m bench.compress_training --scale 10               ten times the steps, for an idle machine or a GPU
 
 A tiny dense model learns sequences with a rule; it is the teacher of students with one bit a weight, and is tuned to
-another rule under 1:4 sparsity. Losses are on sequences that no run sees. Recorded in bench/results/.
+another rule under 1:4 sparsity. Of tiny mixtures a quarter of the hidden units stays while they are trained on. Losses
+are on sequences that no run sees. Recorded in bench/results/.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from moesaic.model import directory
 from moesaic.model.config import Dense, GroupedQuery, Layer, Rope
 from moesaic.model.transformer import Model
 from tests.train.small import small_mixture
+from tests.train.tiny_runs import CONFIG as MIXTURE
 from tests.train.tiny_runs import VOCAB, loss_of, trained
 
 CONFIG = small_mixture(VOCAB, 32, GroupedQuery(2, 1, 16), Rope(8), [Layer(Dense(64)), Layer(Dense(64))], init_std=0.1)
@@ -72,6 +75,17 @@ def main() -> None:
             form = Method("nm", {"n": 1, "m": 4, **options})
             made = trained(teacher, place / f"nm-{name}", 2, long, 0.003, constraint=form)
             tell(f"1:4 tuned to another rule: {name}", long, loss_of(made, 2))
+        for seed in range(2):
+            whole = trained(Model(MIXTURE).initialize(seed), place / f"whole-{seed}", 1, long, 0.005)
+            tell(f"all units, seed {seed}", long, loss_of(whole, 1))
+            for name, options in (
+                ("group Lasso (ISS)", {}),
+                ("the largest half way", {"penalty": 0.0}),
+                ("the largest first", {"penalty": 0.0, "settle": 1.0}),
+            ):
+                form = Method("iss", {"keep": 0.25, **options})
+                made = trained(whole, place / f"iss-{seed}-{name}", 1, long, 0.003, constraint=form)
+                tell(f"a quarter of the units, seed {seed}: {name}", long, loss_of(made, 1))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m bench.decode_cpu            about four minutes; writes bench/results/decode_cpu.json
 
-The model is the 271M-parameter mixture of `bench.forward` (88M active), float32, random weights. Both sides read the
+The model is the 238M-parameter mixture of `bench.forward` (89M active), float32, random weights. Both sides read the
 same prompts and choose greedily; the prompts are not timed. The peer runs with its faster experts (whichever of
 grouped, batched and eager wins) and a cache. GB/s counts the weights a step must read once, so its share of what a
 plain sum over a large tensor reads on this machine says how much is left to gain.
@@ -24,7 +24,7 @@ from moesaic.kernels import hardware, native
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 
-MODEL = "qwen3_moe 271M"
+MODEL = "qwen3_moe 238M"
 PROMPT, PAGE = 64, 16
 
 

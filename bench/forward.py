@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
     },
-    "qwen3_moe 271M": {
+    "qwen3_moe 238M": {
         "model_type": "qwen3_moe",
         "vocab_size": 32000,
         "hidden_size": 768,
@@ -84,12 +85,16 @@ RAGGED = [256, 31, 180, 77, 12, 140, 9, 64]
 SINGLE = [512]
 
 
-def pair(name: str) -> tuple[transformers.PreTrainedModel, Model]:
-    settings = dict(MODELS[name], max_position_embeddings=2048)
+def save_peer(name: str, path: str | Path, **more: Any) -> None:
+    settings = dict(MODELS[name], max_position_embeddings=2048, **more)
     config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
     torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
+
+
+def pair(name: str) -> tuple[transformers.PreTrainedModel, Model]:
     with tempfile.TemporaryDirectory() as path:
-        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
+        save_peer(name, path)
         ours = moesaic.load(path)
         theirs = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa").eval()
     return theirs, ours
