@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,3 +71,35 @@ def test_episodes_that_were_played_ahead_change_nothing_that_is_learned(tmp_path
     one, other = (moesaic.load(tmp_path / name).state_dict() for name in ("plain", "ahead"))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert any(not torch.equal(one[name], moesaic.load(base).state_dict()[name]) for name in one)
+
+
+PLAYED = (
+    "{name: policy, steps: 4, lr: 0.003, prompts: 2, group: 2, max_tokens: 12, save_every: 1, evaluate_every: 0, "
+    "advantage: group_centred, environment: {name: several, worlds: [sql, cards], turns: 2}, drafter: suffix, "
+    "rewards: [{name: environment}, {name: repetition, n: 1, unit: characters}]"
+)
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return moesaic.load(out).state_dict()
+
+
+def test_a_trainer_that_is_killed_in_worlds_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    base = talking_model(tmp_path / "base", context=4096)
+    recipe, out = recipe_of(tmp_path, f"{PLAYED}}}"), tmp_path / "killed"
+    align(recipe, base, tmp_path / "plain", quiet=True)
+    command = [sys.executable, "-m", "moesaic", "align", str(tmp_path / "align.yaml"), "--model", str(base)]
+    first = subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: first.poll() is not None or any((out / "checkpoints").glob("step-*")), "a checkpoint")
+    finally:
+        first.kill()
+        first.wait()
+    align(recipe, base, out, quiet=True)
+    one, other = weights(tmp_path / "plain"), weights(out)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    rewards = [
+        [json.loads(line)["reward"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("plain", "killed")
+    ]
+    assert rewards[0] == rewards[1] and len(rewards[0]) == 4
