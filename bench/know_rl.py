@@ -34,6 +34,7 @@ from moesaic.evaluate.suites.agents import Attempt
 from moesaic.recipe import Recipe, load_recipe
 from moesaic.worlds.critic import Candidates, Critic
 from moesaic.worlds.environments.multihop import Multihop
+from moesaic.worlds.text_actions import World
 
 PAIRS = "trajectories/pairs.jsonl"
 VARIANTS = ("trajectories", "step_dpo", "critic", "grpo_outcome", "grpo_process", "then_grpo")
@@ -132,10 +133,10 @@ class Chance:
         return [torch.rand(len(texts), generator=self.draw).tolist() for _, texts in candidates]
 
 
-def success(backend: Backend, world: Multihop, worlds: int, max_tokens: int) -> dict[str, Any]:
-    """The share of held-out questions that are answered rightly, all episodes turn by turn together."""
+def success(backend: Backend, world: World, worlds: int, max_tokens: int) -> dict[str, Any]:
+    """The share of held-out tasks that are done rightly, all episodes turn by turn together."""
     started = [world.begin(world.example(number)) for number in range(worlds)]
-    attempts = [Attempt("multihop", episode, world.turns, list(episode.messages)) for episode in started]
+    attempts = [Attempt("", episode, world.turns, list(episode.messages)) for episode in started]
     while going := [attempt for attempt in attempts if attempt.outcome is None]:
         answers: dict[int, Answer] = {}
         backend.answer([attempt.messages for attempt in going], max_tokens, answers.__setitem__)
