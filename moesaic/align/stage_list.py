@@ -55,7 +55,8 @@ def check_resumable(recipe: Recipe, stages: Sequence[Stage], names: Sequence[str
             earlier = f"stage {unfinished} ({names[unfinished - 1]})"
             raise UserError(place, f"holds a model, and {earlier}, which comes before it, is not done", ANOTHER)
         if unfinished is None:
-            if steps_done(recipe.changed(train={"init": str(model)}), place, name) < stage.steps:
+            of_run = {"init": str(model), "steps": stage.steps, "seed": stage.seed}
+            if steps_done(recipe.changed(train=of_run), place, name) < stage.steps:
                 unfinished = number
             _check_options(stage, number, names, out)
         if stage.continues:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,12 +12,16 @@ import torch
 import moesaic
 from moesaic.align.align import align
 from moesaic.align.rewards import Judged
+from moesaic.align.rollouts.on_policy_distill import OnPolicyStream
 from moesaic.align.rollouts.rejection import Rule, chosen
 from moesaic.align.rollouts.rollout import Sample
 from moesaic.cli import main
 from moesaic.data.packing import IGNORED
 from moesaic.errors import UserError
+from moesaic.model import lineage
 from moesaic.model.context import Routing
+from moesaic.model.layout import Layout
+from moesaic.model.transformer import Model
 from moesaic.train.objectives.distill import Distill
 from moesaic.train.run import Run
 from tests.align.made import ADAMW, recipe_of
@@ -73,9 +79,6 @@ def test_the_student_nears_its_teacher(places, questions, tmp_path, options):
 
 
 def test_both_directions_are_the_plain_divergences(tmp_path):
-    from moesaic.model.layout import Layout
-    from moesaic.model.transformer import Model
-
     student, teacher, examples = Model(CONFIG).initialize(1), Model(CONFIG).initialize(2), batch([7, 12])
     kept = examples.targets_T != IGNORED
     one, other = (
@@ -113,6 +116,78 @@ def stop_and_go_on(run, tmp_path, monkeypatch, steps: int) -> None:
     assert one == other
     first, second = moesaic.load(whole).state_dict(), moesaic.load(parts).state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_each_sequence_has_its_own_teacher():
+    student, *teachers = (Model(CONFIG).initialize(seed) for seed in (1, 2, 3))
+    whole, parts = batch([7, 12, 9]), []
+    for teacher, lengths in ((0, [7, 9]), (1, [12])):
+        rows = torch.cat([torch.arange(*span) for span in ([(0, 7), (19, 28)], [(7, 19)])[teacher]])
+        one = replace(whole, tokens_T=whole.tokens_T[rows], targets_T=whole.targets_T[rows], lengths=lengths)
+        parts.append(distilling(teachers[teacher])(student, one, Routing()).total)
+    whole.columns["teacher"] = torch.tensor([0, 1, 0]).repeat_interleave(torch.tensor(whole.lengths))
+    found = distilling(*teachers)(student, whole, Routing()).total
+    torch.testing.assert_close(found, sum(parts), rtol=1e-5, atol=1e-6)
+    only_first = distilling(teachers[0])(student, replace(whole, columns={}), Routing()).total
+    assert not torch.allclose(found, only_first, rtol=1e-2)
+
+
+def distilling(*teachers) -> Distill:
+    objective = Distill(teacher="", weight=1.0, further=("",) * (len(teachers) - 1))
+    objective._loaded[:] = teachers
+    return objective
+
+
+def test_earlier_stages_teach_what_they_learned(places, questions, tmp_path, monkeypatch):
+    """Cross-stage distillation: two domains, one of them a world, with the stage that learned each as its teacher."""
+    teaching = (
+        f'[{{path: "{questions}", teacher: "stage:1"}}, {{environment: {{name: cards, turns: 2}}, teacher: "stage:2"}}]'
+    )
+    stages = [
+        f'{{name: sft, data: [{{path: "{questions}"}}], steps: 2, lr: 0.05, batch_tokens: 100, evaluate_every: 0}}',
+        "{name: policy, environment: {name: cards, turns: 2}, steps: 1, lr: 0.02, prompts: 1, group: 2, max_tokens: 4, "
+        "evaluate_every: 0, rewards: [{name: repetition, n: 1, unit: characters}]}",
+        f"{{name: distill, on: policy, data: {teaching}, steps: 3, lr: 0.01, save_every: 1, prompts: 4, max_tokens: 4, "
+        "evaluate_every: 3, evaluate: 2}",
+    ]
+    base = talking_model(tmp_path / "base", context=4096)
+    found: list[tuple[list[int], list[int]]] = []
+    plain = OnPolicyStream.__next__
+
+    def watched(stream):
+        made = plain(stream)
+        found.append((made.lengths, [int(part[0]) for part in made.columns["teacher"].split(made.lengths)]))
+        return made
+
+    monkeypatch.setattr(OnPolicyStream, "__next__", watched)
+    align(recipe(tmp_path, *stages), base, tmp_path / "out", quiet=True)
+    for lengths, teachers in found:  # by turns; episodes of a world are longer than questions
+        assert sorted(teachers) == [0, 0, 1, 1]
+        games, questioned = ([n for n, who in zip(lengths, teachers) if who == one] for one in (1, 0))
+        assert min(games) > max(questioned)
+    lines = metrics(tmp_path / "out")
+    assert lines[0]["loss/kl"] > 0 and "accuracy/cards" in lines[-1]
+    objective = lineage.read(tmp_path / "out")[-1]["recipe"]["train"]["objective"]
+    assert [Path(one).name for one in (objective["teacher"], *objective["further"])] == ["1-sft", "2-policy"]
+
+
+def test_a_source_that_cannot_be_taught_is_refused(places, questions, tmp_path):
+    start = f'{{name: distill, teacher: "{places[1]}", on: policy, data: '
+    for bad, message in (
+        ("[{environment: nowhere}]}", "no such method"),
+        ("[{environment: {name: tool_use, tools: [python]}}]}", "has no tasks of its own"),
+        (f'[{{environment: cards, path: "{questions}"}}]}}', "has tasks of its own, and path names others"),
+        (f'[{{path: "{questions}", teacher: 3}}]}}', "needs a teacher"),
+        (f'[{{path: "{questions}", teacher: nowhere}}]}}', "no such directory"),
+        (f'[{{path: "{questions}", teacher: "stage:1"}}]}}', "0 before the one that names it"),
+        ('[{path: "no.jsonl", teacher: "stage:1"}]}', "no.jsonl: cannot be read"),
+        (f'[{{path: "{questions}", teachers: x}}]}}', "every source of data is"),
+    ):
+        with pytest.raises(UserError, match=message):
+            align(recipe(tmp_path, start + bad), places[0], tmp_path / "o", quiet=True)
+    with pytest.raises(UserError, match="only with on: policy"):
+        text = start.replace("on: policy, ", "") + f'[{{path: "{questions}", teacher: "{places[1]}"}}]}}'
+        align(recipe(tmp_path, text), places[0], tmp_path / "o", quiet=True)
 
 
 def test_a_teacher_of_another_vocabulary_is_refused(places, questions, tmp_path, capsys):

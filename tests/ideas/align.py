@@ -250,6 +250,22 @@ IDEAS = [
         "align/test_distill.py::test_the_student_nears_its_teacher[policy]",
     ),
     Idea(
+        "align/stages/distill",
+        "each domain is taught by its own teacher",
+        'batch.columns["teacher"] = teachers_S.',
+        'batch.columns["teacher"] = (0 * teachers_S).',
+        "align/test_distill.py::test_earlier_stages_teach_what_they_learned",
+        "align/rollouts/on_policy_distill.py",
+    ),
+    Idea(
+        "align/stages/distill",
+        "a sequence has one teacher of several",
+        "if (mine_T := numbers_T == number).any():",
+        "if (mine_T := numbers_T == 0).any():",
+        "align/test_distill.py::test_each_sequence_has_its_own_teacher",
+        "train/objectives/distill.py",
+    ),
+    Idea(
         "align/stages/preference",
         "the reference is the model from before the stage",
         'reference_P2 = reference_logprobs(model, everything, wanted, out / "reference", world)',
