@@ -22,7 +22,15 @@ class Across(NamedTuple):
     half: float  # of the interval's width
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f}" if math.isnan(self.half) else f"{self.mean:.3f} ± {self.half:.3f}"
+        return f"{self}"
+
+    def __format__(self, sign: str) -> str:
+        mean = f"{self.mean:{sign}.3f}"
+        return mean if math.isnan(self.half) else f"{mean} ± {self.half:.3f}"
+
+    def plain(self) -> dict[str, float | None]:
+        """For JSON, which has no nan."""
+        return {"mean": self.mean, "half": None if math.isnan(self.half) else self.half}
 
 
 def across(values: Sequence[float]) -> Across:

@@ -10,7 +10,8 @@ sections are in `recipe_sections.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -27,6 +28,7 @@ from moesaic.recipe_sections import (
     ModelSection,
     Named,
     Section,
+    StudySection,
     TrainSection,
 )
 from moesaic.renamed import RECIPE_KEYS, current, rename_keys
@@ -54,6 +56,7 @@ class Recipe(Section):
     balance: BalanceSection = BalanceSection()
     parallel: ParallelSection = ParallelSection()
     align: AlignSection = AlignSection()
+    study: StudySection = StudySection()
 
     _file: str = PrivateAttr("recipe")
     _overridden: tuple[KeyPath, ...] = PrivateAttr(())
@@ -112,6 +115,15 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return recipe
 
 
+def with_values(recipe: Recipe, values: Mapping[str, Any], where: str) -> Recipe:
+    """The recipe with other values under dotted keys; `where` says who asks for them."""
+    plain = recipe.dump()
+    paths = tuple(_override(plain, f"{key}={json.dumps(value)}", where) for key, value in values.items())
+    made = validate(Recipe, plain, lambda key: where if any(key[: len(p)] == p for p in paths) else recipe.origin(key))
+    made._file = recipe._file
+    return made
+
+
 def _origin(file: str, overridden: Iterable[KeyPath], key: KeyPath) -> str:
     return COMMAND_LINE if any(key[: len(other)] == other for other in overridden) else file
 
@@ -129,18 +141,18 @@ def _read(path: Path) -> str:
         raise UserError(path, f"cannot be read: {error.strerror}") from None
 
 
-def _override(values: dict[str, Any], text: str) -> KeyPath:
+def _override(values: dict[str, Any], text: str, where: str = COMMAND_LINE) -> KeyPath:
     """Set one `section.key=value` in place; returns the key that was added or changed."""
     name, equals, value = text.partition("=")
-    name = current(name.strip(), RECIPE_KEYS, COMMAND_LINE)
+    name = current(name.strip(), RECIPE_KEYS, where)
     parts = name.split(".")
     if not equals or not all(parts):
-        raise UserError(COMMAND_LINE, f'"{text}" is not of the form section.key=value')
+        raise UserError(where, f'"{text}" is not of the form section.key=value')
     at: Any = values
     path: KeyPath = ()
     made: KeyPath = ()  # the outermost section that was not in the file
     for number, part in enumerate(parts):
-        here = f"{COMMAND_LINE}: {name}"
+        here = f"{where}: {name}"
         key: str | int = part
         if isinstance(at, list):
             if not (part.isdecimal() and int(part) < len(at)):

@@ -44,6 +44,15 @@ from moesaic.train.validate import check_learning
 
 def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False) -> dict[str, Any]:
     """Returns each stage's summary. The last stage's run is `out` itself; the others are under `out/stages`."""
+    recipe, stages, names, layout = checked(recipe, model, out)
+    world = open_world(recipe, layout)
+    with exclusive(out) if world.is_main else nullcontext():
+        check_resumable(recipe, stages, names, model, out)
+        return {"directory": str(out), "stages": _run(recipe, stages, model, out, world, quiet=quiet)}
+
+
+def checked(recipe: Recipe, model: Path, out: Path) -> tuple[Recipe, list[Stage], list[str], ParallelLayout]:
+    """The stages with their names, once what can be seen to be wrong with them is refused, and the layout."""
     named = recipe.align.stages
     if not named:
         raise UserError(recipe.origin(("align",)), "align.stages is empty", "Name at least one stage.")
@@ -66,10 +75,7 @@ def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False) -> dic
     for number, stage in enumerate(stages):
         if stage.lora is not None:
             stage.lora.check(recipe, source, config, layout, f"align.stages.{number}.lora")
-    world = open_world(recipe, layout)
-    with exclusive(out) if world.is_main else nullcontext():
-        check_resumable(recipe, stages, names, model, out)
-        return {"directory": str(out), "stages": _run(recipe, stages, model, out, world, quiet=quiet)}
+    return recipe, stages, names, layout
 
 
 def check_ranks(recipe: Recipe, stages: Sequence[Stage], names: Sequence[str], config: ModelConfig) -> ParallelLayout:
