@@ -28,9 +28,9 @@ from moesaic.recipe_sections import (
     ModelSection,
     Named,
     Section,
-    StudySection,
     TrainSection,
 )
+from moesaic.recipe_study import StudySection
 from moesaic.renamed import RECIPE_KEYS, current, rename_keys
 from moesaic.strict import KeyPath, dotted, found, nearest, place, validate
 from moesaic.yaml_reader import read_yaml

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
 
@@ -390,13 +390,3 @@ class AlignSection(Section):
     invariant: bool = Field(
         True, description="batch-invariant kernels: trainer and engine agree to the bit in RL stages"
     )
-
-
-class StudySection(Section):
-    """What moesaic align --study compares: every combination of some values of the recipe's keys."""
-
-    axes: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(
-        {}, description="key of the recipe, or model -> the values it takes in turn"
-    )
-    seeds: tuple[Seed, ...] = Field((0, 1, 2), min_length=1, description="each combination is run with each")
-    measure: str = Field("accuracy", description="the metric of the last stage that is compared; its newest value")

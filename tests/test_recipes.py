@@ -116,6 +116,8 @@ def shortened(words: list[str]) -> list[str]:
             made += [f"align.stages.{number}.{key}={value}" for key, value in short.items()]
             if "environment" in stage:
                 made += [f"align.stages.{number}.environment.turns=1"]
+        if "--study" in words:
+            made += ["study.axes={align.stages.1.group: [2, 3]}", "study.seeds=[0]", "study.measure=reward"]
         return made
     own = any(word.startswith("data.sources=") for word in words)
     numbers = range(0 if own else len(given["data"]["sources"]))

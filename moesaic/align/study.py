@@ -102,7 +102,9 @@ def run_study(
     asked = recipe.study
     cells = cells_of(recipe)
     for cell in cells:  # all are seen to be possible before the first is run
-        checked(of_cell(recipe, cell), _start(cell, model), out / CELLS / cell.name)
+        *_, layout = checked(of_cell(recipe, cell), _start(cell, model), out / CELLS / cell.name)
+        if layout.devices > 1:
+            raise UserError("--study", "runs its cells in one process", "Leave out torchrun, and set parallel to 1.")
     scores = []
     for number, cell in enumerate(cells):
         on_status(Status(cell.name, number, len(cells)))
@@ -122,6 +124,14 @@ def cells_of(recipe: Recipe) -> list[Cell]:
     if not asked.axes:
         remedy = 'Name some, as in study: {axes: {"align.stages.0.group": [2, 4, 8]}}.'
         raise UserError(recipe.origin(("study",)), "study.axes is empty", remedy)
+    for key, given in {
+        "study.seeds": asked.seeds,
+        **{f"study.axes: {key}": v for key, v in asked.axes.items()},
+    }.items():
+        if len({json.dumps(value) for value in given}) < len(given):
+            raise UserError(key, "names a value twice", "What is run twice is no evidence more.")
+        if key.endswith(".seed"):
+            raise UserError(key, "a study's seeds are not an axis", "Name them in study.seeds.")
     names, values = list(asked.axes), list(asked.axes.values())
     return [
         Cell(dict(zip(names, chosen, strict=True)), seed)

@@ -100,6 +100,8 @@ def test_the_command(base, tmp_path, capsys) -> None:
         ('{"align.stages.3.lr": [1.0]}', "there is no such entry"),
         ('{"align.stages.0.lr": [0.1, fast]}', 'align.stages.0.lr: expected a number, found text "fast"'),
         ("{model: [nowhere]}", "nowhere"),
+        ('{"align.stages.0.lr": [0.1, 0.1]}', "names a value twice"),
+        ('{"align.stages.0.seed": [0, 1]}', "Name them in study.seeds"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_anything_is_run(base, tmp_path, axes: str, message: str) -> None:
