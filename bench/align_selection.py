@@ -100,26 +100,33 @@ def main() -> None:
         for seed in asked.seeds
         for name in asked.selections
     }
+    first = [found[asked.selections[0], seed]["curve"] for seed in asked.seeds]
     for name in asked.selections:
         mine = [found[name, seed] for seed in asked.seeds]
         last = [one["curve"][-1][1] for one in mine]
-        more = [
-            one - first["curve"][-1][1]
-            for one, first in zip(last, (found[asked.selections[0], s] for s in asked.seeds))
-        ]
+        more = [one - curve[-1][1] for one, curve in zip(last, first, strict=True)]
+        bests = [max(accuracy for _, accuracy in one["curve"]) for one in mine]
         row = {
             "selection": name,
             "steps": [reached(one["curve"], asked.target) for one in mine],
             "last": last,
             "mean": across(last),
             "more_than_first": across(more),
+            "best": across(bests),
+            "steps_to_best_of_first": [
+                reached(one["curve"], max(accuracy for _, accuracy in curve))
+                for one, curve in zip(mine, first, strict=True)
+            ],
+            "by_step": {step: across([dict(one["curve"])[step] for one in mine]) for step, _ in mine[0]["curve"]},
             "explored": [one["explored"] for one in mine],
             "seconds": [one["seconds"] for one in mine],
             "curves": {str(seed): one["curve"] for seed, one in zip(asked.seeds, mine)},
         }
         rows.append(row)
         told = ", ".join(f"{step}" if step else f"more than {asked.steps}" for step in row["steps"])
-        print(f"{name:13} at the end {row['mean']}, than {asked.selections[0]} {row['more_than_first']}", end="; ")
+        print(f"{name:13} at the end {row['mean']}, than {asked.selections[0]} {row['more_than_first']:+}", end="; ")
+        print(f"best {row['best']}; as good as {asked.selections[0]} ever was after {row['steps_to_best_of_first']}")
+        print(" " * 13, ", ".join(f"{step}: {found}" for step, found in row["by_step"].items()))
         print(
             f"steps to {asked.target:.0%}: {told}; sampled only to choose: {row['explored']}; seconds: {row['seconds']}"
         )
