@@ -102,6 +102,7 @@ class Kept:
     def __init__(self, model: Path | None, file: Path | None) -> None:
         self.model, self.file = model, file
         self.embedder: Embedder | None = None
+        self.queries = self  # what embeds the questions
         self.known: dict[bytes, np.ndarray] = {}
         self.name, self.dimensions = "minilm", 384
         if file is not None and file.exists():
@@ -142,7 +143,7 @@ def searches(sample: Sample, embedder: Kept, folder: Path, facts: dict[str, Any]
     segment = Segment(folder, 0, np.ones(len(chunks), bool))
     words, graph, vectors = (part.open([segment]) for part in parts)
     mutual = Mutual(graph)
-    asked_QD = embedder.embed([question.text for question in sample.questions])
+    asked_QD = embedder.queries.embed([question.text for question in sample.questions])
     by_words = [words.search(question.text, DEPTH) for question in sample.questions]
     by_vectors = [vectors.search(vector_D, DEPTH) for vector_D in asked_QD]
     both = [normalised(pair) for pair in zip(by_words, by_vectors, strict=True)]

@@ -47,6 +47,10 @@ def build(
         Path | None,
         typer.Option("--embed", metavar="DIR", help="An embedding model: the base is searched by vectors too."),
     ] = None,
+    embed_bits: Annotated[
+        Literal["8", "32"] | None,
+        typer.Option("--embed-bits", help="Of the embedding model's matrices; 8, the default, is twice as fast."),
+    ] = None,
     extract: Annotated[
         Literal["patterns", "model", "none"] | None,
         typer.Option("--extract", help="What reads entities and triples out of the chunks; default: patterns."),
@@ -71,7 +75,7 @@ def build(
     from moesaic.know.parts import Asked
 
     extractor = _extractor(model, out) if extract == "model" else None
-    asked = Asked(embed, extract=extract, extractor=extractor)
+    asked = Asked(embed, None if embed_bits is None else int(embed_bits), extract=extract, extractor=extractor)
     try:
         with progress_bar(disable=json) as progress:
             if extractor is not None:

@@ -113,11 +113,11 @@ def _drafts(files: Sequence[SourceFile], writer: Writer, built: Built, progress:
             documents = read_documents(raw)
         except Unreadable as why:
             built.skipped.append(why.of(raw))
-        if known:
-            writer.delete(known)
         if known and documents:
+            writer.replace(known)
             built.changed += 1
         elif known:
+            writer.delete(known)
             built.removed += 1
         elif documents:
             built.added += 1

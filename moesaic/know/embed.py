@@ -4,6 +4,7 @@ BGE, ModernBERT), or a language model's own hidden states.
 embedder = Embedder.open("out/minilm")
 embedder.embed(["A text.", "Another one."])     (2, 384) float32
 embedder.embed_query("Which text?")             (384,)
+Embedder.open("out/minilm", bits=8)             half the time, cosines within 0.005 of those
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from moesaic.errors import UserError
 from moesaic.model import directory
+from moesaic.model.rounded import round_matrices
 from moesaic.model.transformer import Model
 from moesaic.serve.core.encoding import Encoding, encoded
 from moesaic.serve.core.pooling import add_rows, check_modules, normalized, pooled, recommended_pooling
@@ -37,8 +39,12 @@ class Embedder:
         self.encoding = Encoding(model.config, model.tokenizer)
 
     @classmethod
-    def open(cls, model_dir: str | Path, *, device: str | None = None, threads: int | None = None) -> Embedder:
-        return cls(directory.load(model_dir, device=device, threads=threads), Path(model_dir).resolve().name)
+    def open(
+        cls, model_dir: str | Path, *, device: str | None = None, threads: int | None = None, bits: int = 32
+    ) -> Embedder:
+        """With 8 bits, an encoder's matrices are rounded where that is faster, and the name says so; else they stay."""
+        model, name = directory.load(model_dir, device=device, threads=threads), Path(model_dir).resolve().name
+        return cls(model, f"{name}, 8 bits" if bits == 8 and round_matrices(model) else name)
 
     @property
     def dimensions(self) -> int:

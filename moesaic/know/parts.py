@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from moesaic.know.chunk import Chunk
 from moesaic.know.graph.part import GraphPart
 from moesaic.know.graph.patterns import PatternExtractor
 from moesaic.know.graph.triple import Extraction, Extractor
+from moesaic.know.search.embedded import Embedded, QueryEmbeds
 from moesaic.know.search.words import WordsPart
 from moesaic.know.store.manifest import Manifest
 from moesaic.know.store.part import Part
@@ -26,21 +27,8 @@ from moesaic.serve.api.fingerprint import weights_fingerprint
 if TYPE_CHECKING:
     from moesaic.know.search.vectors import VectorPart
 
+BITS = 8  # of an embedding model's matrices, unless asked: it finds what 32 find in half the time
 Report = Callable[[str, int, int], None]  # what is done, how much of it so far, and of how much
-
-
-class QueryEmbeds(Protocol):
-    """An embedding model: what chunks and queries become."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def dimensions(self) -> int: ...
-
-    def embed(self, texts: Sequence[str]) -> np.ndarray: ...
-
-    def embed_query(self, text: str) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -48,6 +36,7 @@ class Asked:
     """What the caller of a build wants indexed; None is as the base has it, or for a new one, words and patterns."""
 
     embed: Path | None = None  # directory of an embedding model
+    bits: int | None = None  # of its matrices, 8 or 32; None: as the base has it, or for a new one, BITS
     embedder: QueryEmbeds | None = None  # one that is open, in its place
     extract: str | None = None  # patterns, model or none
     extractor: Extractor | None = None  # with extract model
@@ -59,7 +48,8 @@ class Asked:
         embedder, record = self._embedder(path, before)
         parts: list[Part[Any]] = [WordsPart()]
         if embedder is not None:
-            parts.append(vector_part(embedder, report))
+            model = f"{record['fingerprint']} {record.get('bits')}" if record else ""
+            parts.append(vector_part(Embedded(embedder, path, model) if record else embedder, report))
         extractor = self._extractor(path, before)
         if extractor is not None:
             parts.append(GraphPart(extractor))
@@ -75,12 +65,20 @@ class Asked:
         if self.embedder is not None:
             return self.embedder, {}
         if self.embed is None:
+            if self.bits is not None:
+                raise UserError("--embed-bits", "needs an embedding model", "Name it: --embed DIR")
             return recorded_embedder(before), before.embedder
-        record = {"path": str(self.embed.resolve()), "fingerprint": weights_fingerprint(self.embed)}
+        record: dict[str, Any] = {"path": str(self.embed.resolve()), "fingerprint": weights_fingerprint(self.embed)}
+        bits_before = before.embedder.get("bits", 32) if before.embedder else self.bits or BITS
+        record |= {"bits": bits_before} if bits_before != 32 else {}
         if before.embedder and record["fingerprint"] != before.embedder["fingerprint"]:
             problem = f"was built with the embedding model of {before.embedder['path']}, and {self.embed} is another"
             raise UserError(path, problem, "Leave --embed out, or build another base, in another directory.")
-        return (recorded_embedder(before, record) if before.embedder else _opened(self.embed)), record
+        if self.bits not in (None, bits_before):
+            problem = f"its vectors are of {bits_before} bits, not {self.bits}"
+            raise UserError(path, problem, "Leave --embed-bits out, or build another base, in another directory.")
+        opened = recorded_embedder(before, record) if before.embedder else _opened(self.embed, bits_before)
+        return opened, record
 
     def _extractor(self, path: Path, before: Manifest) -> Extractor | None:
         recorded = before.parts.get("graph")
@@ -106,7 +104,8 @@ def recorded_embedder(manifest: Manifest, record: Mapping[str, Any] | None = Non
     settings, record = manifest.parts.get("vectors"), record or manifest.embedder
     if settings is None or not record:
         return None
-    return _RecordedEmbedder(settings["model"], settings["dimensions"], Path(record["path"]), record["fingerprint"])
+    name, dimensions, bits = settings["model"], settings["dimensions"], record.get("bits", 32)
+    return _RecordedEmbedder(name, dimensions, Path(record["path"]), record["fingerprint"], bits)
 
 
 @dataclass(frozen=True)
@@ -115,20 +114,29 @@ class _RecordedEmbedder:
     dimensions: int
     path: Path
     fingerprint: str
+    bits: int
 
     @cached_property
-    def _model(self) -> QueryEmbeds:
+    def _passages(self) -> QueryEmbeds:
+        return self._open(self.bits)
+
+    @cached_property
+    def _queries(self) -> QueryEmbeds:
+        """In full: a query's rounding would shift all its scores, a passage's but one of them."""
+        return self._open(32)
+
+    def _open(self, bits: int) -> QueryEmbeds:
         if weights_fingerprint(self.path) != self.fingerprint:
             what = "has changed since" if self.path.exists() else "is gone"
             problem = f"the embedding model that this base was built with {what}"
             raise UserError(self.path, problem, "Name the same one, wherever it is: moesaic know build … --embed DIR")
-        return _opened(self.path)
+        return _opened(self.path, bits)
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        return self._model.embed(texts)
+        return self._passages.embed(texts)
 
     def embed_query(self, text: str) -> np.ndarray:
-        return self._model.embed_query(text)
+        return self._queries.embed_query(text)
 
 
 @dataclass(frozen=True)
@@ -147,10 +155,10 @@ def vector_part(embedder: QueryEmbeds, report: Report | None = None) -> VectorPa
     return VectorPart(embedder, report)
 
 
-def _opened(path: Path) -> QueryEmbeds:
+def _opened(path: Path, bits: int) -> QueryEmbeds:
     from moesaic.know.embed import Embedder
 
-    return Embedder.open(path)
+    return Embedder.open(path, bits=bits)
 
 
 def _said(settings: Mapping[str, Any]) -> str:

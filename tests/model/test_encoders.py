@@ -12,8 +12,10 @@ from safetensors.torch import load_file, save_file
 
 import moesaic
 from moesaic.errors import UserError
+from moesaic.kernels import native
 from moesaic.model import directory
 from moesaic.model.layout import Layout
+from moesaic.model.rounded import round_matrices
 from moesaic.model.transformer import Model
 from tests.model import oracle
 from tests.model.test_parity import ragged
@@ -51,6 +53,23 @@ def test_a_text_is_the_same_to_the_bit_in_any_batch(pair):
     batch = ragged(ours.config.vocab, lengths=(17, 1, 64, 30))
     for tokens, found in zip(batch, hidden(ours, batch), strict=True):
         assert torch.equal(hidden(ours, [tokens])[0], found)
+
+
+@torch.inference_mode()
+def test_matrices_of_8_bits_are_those_of_the_operations_one_by_one(pair):
+    if native.kernels() is None:
+        pytest.skip("needs native kernels")
+    _, ours, path = pair
+    together, apart, plain = models = [moesaic.load(path) for _ in range(3)]
+    for model in models:
+        model.layers = model.layers[:1]  # further on, a number that lay between two steps has changed all
+    assert round_matrices(together) and round_matrices(apart) and not round_matrices(apart)
+    apart.layers[0].register_forward_hook(lambda *_: None)  # so that it does not go as one call
+    batch = ragged(ours.config.vocab, lengths=(17, 1, 64, 30, 3))
+    found = hidden(together, batch)
+    for tokens, rows, expected, unrounded in zip(batch, found, hidden(apart, batch), hidden(plain, batch), strict=True):
+        assert (rows - expected).abs().median() < 1e-5 < 1e-3 < (rows - unrounded).abs().median()
+        assert torch.equal(hidden(together, [tokens])[0], rows)
 
 
 @torch.inference_mode()

@@ -4,6 +4,7 @@
    where there are fewer runs than threads, they share the rows of one. Either way every number is made by the same
    operations in the same order: a text's hidden states do not depend on what is in its batch, nor on the threads. */
 #include "packed.h"
+#include "quantized.h"
 #include "stages.h"
 
 #define RUN 128 /* tokens of a run, about: what a layer makes of them stays in a core's own cache */
@@ -11,10 +12,16 @@
 enum { GELU, GELU_TANH, SILU, RELU, TANH };
 
 typedef struct {
-    const float *qkv, *qkv_bias, *out, *out_bias, *up, *up_bias, *down, *down_bias; /* matrices are packed */
-    const float *attention_norm, *attention_norm_bias, *ffn_norm, *ffn_norm_bias;
+    const void *qkv; /* matrices are packed floats, or where they are rounded to 8 bits, a Matrix each */
+    const float *qkv_bias;
+    const void *out;
+    const float *out_bias;
+    const void *up;
+    const float *up_bias;
+    const void *down;
+    const float *down_bias, *attention_norm, *attention_norm_bias, *ffn_norm, *ffn_norm_bias;
     const float *cosine, *sine; /* of every token, (T, R), or NULL */
-    long D, H, C, F, R, window, interleaved, gated, norm_after, activation;
+    long D, H, C, F, R, window, interleaved, gated, norm_after, activation, rounded;
     float eps, scale;
 } EncoderLayer;
 
@@ -110,6 +117,8 @@ void activate(float *x, long rows, long size, long stride, int gated, long kind,
 
 typedef struct {
     float *panel, *part, *normed, *hidden; /* a tile's */
+    float *found;  /* of rounded matrices: what some of their outputs are, */
+    void *rounded; /* and the rows that they are multiplied by */
 } Tile;
 
 static Tile new_tile(const EncoderLayer *l) {
@@ -117,7 +126,33 @@ static Tile new_tile(const EncoderLayer *l) {
     tile.panel = malloc((TILE_ROWS * (DEPTH + 2 * l->D + (l->gated ? 2 : 1) * l->F)) * sizeof(float));
     tile.part = tile.panel + TILE_ROWS * DEPTH, tile.normed = tile.part + TILE_ROWS * l->D;
     tile.hidden = tile.normed + TILE_ROWS * l->D;
+    long widest = l->F > l->D ? l->F : l->D, seen = l->H * l->C;
+    widest = (widest > seen ? widest : seen) + BLOCK_INPUTS + 3 * (long)sizeof(float);
+    tile.found = l->rounded ? numbers(TILE_ROWS * PANEL) : NULL;
+    tile.rounded = l->rounded ? malloc(TILE_ROWS * widest) : NULL;
     return tile;
+}
+
+static void free_tile(Tile *tile) { free(tile->panel), free(tile->found), free(tile->rounded); }
+
+/* y = x w' + bias, for at most TILE_ROWS rows. */
+static void multiply(const EncoderLayer *l, const Tile *tile, const float *x, long x_stride, const void *w,
+                     const float *bias, float *y, long rows, long inputs, long outputs) {
+    if (!l->rounded) {
+        packed_matmul(x, x_stride, w, bias, y, outputs, rows, inputs, outputs, tile->panel);
+        return;
+    }
+    const Matrix *m = w;
+    Rounded rounded = rounded_at(m, tile->rounded, rows);
+    for (long t = 0; t < rows; t++) round_row(x + t * x_stride, m, &rounded, t);
+    long tiles = tiles_together(rows), wide = tiles * TILE;
+    for (long first = 0; first < outputs; first += wide) {
+        long count = outputs - first < wide ? outputs - first : wide;
+        tile_product(m, &rounded, first / TILE, tiles, NULL, rows, tile->found);
+        for (long t = 0; t < rows; t++)
+            for (long o = 0; o < count; o++)
+                y[t * outputs + first + o] = tile->found[t * wide + o] + (bias ? bias[first + o] : 0.0f);
+    }
 }
 
 /* Queries, keys and values of some rows, turned by the tokens' angles; `first` is the number of row 0 in the batch. */
@@ -129,7 +164,7 @@ static void project(const EncoderLayer *l, Tile *tile, const float *x, float *qk
                            tile->normed + t * D, D, l->eps);
         x = tile->normed;
     }
-    packed_matmul(x, D, l->qkv, l->qkv_bias, qkv, 3 * size, rows, D, 3 * size, tile->panel);
+    multiply(l, tile, x, D, l->qkv, l->qkv_bias, qkv, rows, D, 3 * size);
     for (long t = 0; l->cosine && t < rows; t++)
         for (long h = 0; h < 2 * l->H; h++) {
             float head[l->C], *to = qkv + t * 3 * size + h * l->C;
@@ -142,17 +177,16 @@ static void project(const EncoderLayer *l, Tile *tile, const float *x, float *qk
 /* The rest of a layer for some rows, in place, from what they saw. */
 static void feed_forward(const EncoderLayer *l, Tile *tile, float *x, const float *seen, long rows) {
     long D = l->D, size = l->H * l->C, width = (l->gated ? 2 : 1) * l->F;
-    packed_matmul(seen, size, l->out, l->out_bias, tile->part, D, rows, size, D, tile->panel);
+    multiply(l, tile, seen, size, l->out, l->out_bias, tile->part, rows, size, D);
     for (long t = 0; t < rows; t++) {
         float *to = l->norm_after ? x + t * D : tile->normed + t * D;
         const float *weight = l->norm_after ? l->attention_norm : l->ffn_norm;
         const float *bias = l->norm_after ? l->attention_norm_bias : l->ffn_norm_bias;
         layer_norm_row(x + t * D, tile->part + t * D, weight, bias, x + t * D, to, D, l->eps);
     }
-    packed_matmul(l->norm_after ? x : tile->normed, D, l->up, l->up_bias, tile->hidden, width, rows, D, width,
-                  tile->panel);
+    multiply(l, tile, l->norm_after ? x : tile->normed, D, l->up, l->up_bias, tile->hidden, rows, D, width);
     for (long t = 0; t < rows; t++) activate_row(tile->hidden + t * width, l->F, (int)l->gated, l->activation);
-    packed_matmul(tile->hidden, width, l->down, l->down_bias, tile->part, D, rows, l->F, D, tile->panel);
+    multiply(l, tile, tile->hidden, width, l->down, l->down_bias, tile->part, rows, l->F, D);
     for (long t = 0; t < rows; t++) {
         float *at = x + t * D, *more = tile->part + t * D;
         if (l->norm_after) layer_norm_row(at, more, l->ffn_norm, l->ffn_norm_bias, at, at, D, l->eps);
@@ -196,11 +230,17 @@ static void see(const EncoderLayer *l, const float *qkv, float *seen, long n, lo
     long C = l->C, size = l->H * C, stride = 3 * size, wide = (C + MR - 1) / MR * MR, padded = (n + MR - 1) / MR * MR;
     float *keys = room, *values = keys + padded * C, *scores = values + n * wide;
     const float *q = qkv + h * C, *k = q + size, *v = k + size;
-    for (long j = 0; j < padded; j++)
-        for (long c = 0; c < C; c++) keys[(j / MR * C + c) * MR + j % MR] = j < n ? k[j * stride + c] : 0.0f;
+    memset(keys + n / MR * MR * C, 0, (padded - n / MR * MR) * C * sizeof *keys);
+    for (long j = 0; j < n; j += MR)
+        for (long i = 0; i < MR && j + i < n; i++)
+            for (long c = 0; c < C; c++) keys[j * C + c * MR + i] = k[(j + i) * stride + c];
     for (long c = 0; c < wide; c += MR)
-        for (long j = 0; j < n; j++)
-            for (long i = 0; i < MR; i++) values[c * n + j * MR + i] = c + i < C ? v[j * stride + c + i] : 0.0f;
+        for (long j = 0; j < n; j++) {
+            float *to = values + c * n + j * MR;
+            if (c + MR <= C) memcpy(to, v + j * stride + c, MR * sizeof *to);
+            else
+                for (long i = 0; i < MR; i++) to[i] = c + i < C ? v[j * stride + c + i] : 0.0f;
+        }
     for (long first = 0; first < n; first += NR) {
         long count = n - first < NR ? n - first : NR, low = 0, high = n;
         float queries[C * NR], total[NR], out[MR * NR];
@@ -208,16 +248,18 @@ static void see(const EncoderLayer *l, const float *qkv, float *seen, long n, lo
             low = first - l->window + 1 > 0 ? (first - l->window + 1) / MR * MR : 0;
             high = first + count - 1 + l->window < n ? first + count - 1 + l->window : n;
         }
-        for (long c = 0; c < C; c++)
-            for (long r = 0; r < NR; r++)
-                queries[c * NR + r] = r < count ? q[(first + r) * stride + c] * l->scale : 0.0f;
+        if (count < NR) memset(queries, 0, sizeof queries);
+        for (long r = 0; r < count; r++)
+            for (long c = 0; c < C; c++) queries[c * NR + r] = q[(first + r) * stride + c] * l->scale;
         for (long j = low; j < high; j += MR) micro(keys + j * C, queries, C, zeros, scores + (j - low) * NR, NR);
         softmax_columns(scores, high - low, first - low, l->window, total);
         for (long c = 0; c < C; c += MR) {
             micro(values + c * n + low * MR, scores, high - low, zeros, out, NR);
+            for (long i = 0; i < MR; i++)
+                for (long r = 0; r < NR; r += W) store(out + i * NR + r, load(out + i * NR + r) / load(total + r));
             for (long r = 0; r < count; r++)
                 for (long i = 0; i < MR && c + i < C; i++)
-                    seen[(first + r) * size + h * C + c + i] = out[i * NR + r] / total[r];
+                    seen[(first + r) * size + h * C + c + i] = out[i * NR + r];
         }
     }
 }
@@ -254,7 +296,7 @@ static void run(const EncoderLayer *layers, long L, float *x, const int64_t *spa
         }
         meet(&m);
     }
-    free(tile.panel), free(head);
+    free_tile(&tile), free(head);
 }
 
 /* x (T, D) is written over. Sequences lie side by side, none is empty. */

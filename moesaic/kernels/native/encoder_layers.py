@@ -13,11 +13,13 @@ from torch import Tensor
 from moesaic.kernels.interface import Batch, RopeAngles
 from moesaic.kernels.layer_weights import EncoderLayerWeights
 from moesaic.kernels.native.fused_layers import float32
+from moesaic.kernels.native.quantized_fused_layers import Matrix, as_matrix
+from moesaic.kernels.quantized import QuantizedMatrix
 
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "relu": 3, "tanh": 4}
 MATRICES = ("qkv", "qkv_bias", "out", "out_bias", "up", "up_bias", "down", "down_bias")
 NORMS = ("attention_norm", "attention_norm_bias", "ffn_norm", "ffn_norm_bias")
-SIZES = ("D", "H", "C", "F", "R", "window", "interleaved", "gated", "norm_after", "activation")
+SIZES = ("D", "H", "C", "F", "R", "window", "interleaved", "gated", "norm_after", "activation", "rounded")
 
 
 class Layer(ctypes.Structure):
@@ -30,31 +32,43 @@ class Layer(ctypes.Structure):
 
 
 class EncoderLayers:
-    """Of float32 weights, as they were when last looked at."""
+    """Of weights as they were when last looked at: float32, or matrices of 8 bits that meet rows of 8 bits."""
 
     def __init__(self, layers: Sequence[EncoderLayerWeights]) -> None:
         self.layers = layers
-        self.weights = [weight for layer in layers for weight in _weights(layer).values() if weight is not None]
+        weights = [weight for layer in layers for weight in _weights(layer).values() if weight is not None]
+        self.rounded = any(isinstance(weight, QuantizedMatrix) for weight in weights)
+        self.matrices = [weight for weight in weights if isinstance(weight, QuantizedMatrix) or weight.dim() == 2]
+        self.weights = [weight.tiles_XB if isinstance(weight, QuantizedMatrix) else weight for weight in weights]
         self.seen: list[tuple[int, int]] = []
         self.fit = False
         self.packed: list[Tensor] = []
+        self.structs: list[Matrix] = []  # of rounded matrices
         self.blocks: Any = (Layer * len(layers))()
 
     def takes(self, library: Any) -> bool:
         """Whether the call knows these layers; packed anew when a weight has moved or changed."""
         seen = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in self.weights]
         if seen != self.seen:
-            self.seen, self.fit = seen, all(map(float32, self.weights)) and all(map(_known, self.layers))
-            self.packed = []
+            self.seen, self.fit = seen, self._alike() and all(map(_known, self.layers))
+            self.packed, self.structs = [], []
             for number, layer in enumerate(self.layers if self.fit else ()):
                 self.blocks[number] = self._block(library, layer)
         return self.fit
+
+    def _alike(self) -> bool:
+        matrices = not self.rounded or all(map(_of_bytes, self.matrices))
+        return matrices and all(weight.dtype == torch.uint8 or float32(weight) for weight in self.weights)
 
     def _block(self, library: Any, layer: EncoderLayerWeights) -> Layer:
         found = _weights(layer)
         places = []
         for name in (*MATRICES, *NORMS):
             weight = found[name]
+            if isinstance(weight, QuantizedMatrix):
+                self.structs.append(as_matrix(weight))
+                places.append(ctypes.addressof(self.structs[-1]))
+                continue
             if weight is not None and weight.dim() == 2:
                 weight = self._pack(library, weight)
             places.append(0 if weight is None else weight.data_ptr())
@@ -62,6 +76,7 @@ class EncoderLayers:
         sizes = (
             attention.qkv.weight.shape[1], attention.heads, attention.head_size, ffn.down.weight.shape[1], 0,
             attention.window or 0, attention.interleaved, layer.gated, layer.norm_after, ACTIVATIONS[ffn.activation],
+            self.rounded,
         )  # fmt: skip
         return Layer(*places, 0, 0, *map(int, sizes), layer.ffn_norm.eps, attention.scale)
 
@@ -94,7 +109,14 @@ def _known(layer: EncoderLayerWeights) -> bool:
     return layer.attention.heads == layer.attention.kv_heads and layer.attention.q_norm is None
 
 
-def _weights(layer: EncoderLayerWeights) -> dict[str, Tensor | None]:
+def _of_bytes(weight: Tensor | QuantizedMatrix) -> bool:
+    """Whether rows need rounding but once for it."""
+    if not isinstance(weight, QuantizedMatrix) or weight.up_OR is not None:
+        return False
+    return weight.bits == weight.activation_bits == 8 and weight.group >= weight.shape[1]
+
+
+def _weights(layer: EncoderLayerWeights) -> dict[str, Tensor | QuantizedMatrix | None]:
     attention, ffn, norm = layer.attention, layer.ffn, layer.attention_norm
     return {
         "qkv": attention.qkv.weight,

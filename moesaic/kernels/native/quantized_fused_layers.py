@@ -30,7 +30,7 @@ class QuantizedBlock(ctypes.Structure):
     _fields_ = block_fields(PLAIN + QUANTIZED)
 
 
-def _matrix(of: QuantizedMatrix) -> Matrix:
+def as_matrix(of: QuantizedMatrix) -> Matrix:
     outputs, inputs = of.shape
     zeros = 0 if of.zeros_XGO is None else of.zeros_XGO.data_ptr()
     planes, whole = 1 if of.activation_bits == 8 else 2, padded(inputs)
@@ -61,7 +61,7 @@ class QuantizedFusedLayers(FusedLayers):
 
     def block(self, number: int) -> QuantizedBlock:
         part = self.parts[number]
-        self.arrays[number] = [(Matrix * len(group))(*map(_matrix, group)) for group in self.groups[number]]
+        self.arrays[number] = [(Matrix * len(group))(*map(as_matrix, group)) for group in self.groups[number]]
         places = [0 if (weight := part.weights[name]) is None else weight.data_ptr() for name in PLAIN]
         places += [ctypes.addressof(array) if len(array) else 0 for array in self.arrays[number]]
         return QuantizedBlock(*places, *part.sizes, *part.factors)

@@ -17,10 +17,11 @@ import numpy as np
 from moesaic.errors import UserError
 from moesaic.kernels import native
 from moesaic.know.chunk import Chunk
+from moesaic.know.search.embedded import Embedded
 from moesaic.know.store.part import Segment
 from moesaic.nearest import exact, zoom
 
-BATCH = 256  # chunks that are embedded at a time
+BATCH = 64  # chunks that are embedded at a time: so many a build that is killed loses
 FILE = "vectors.npy"
 GRAPH = "graph"  # the folder beside it
 EXACT = 200_000  # rows that are scored one and all
@@ -58,13 +59,20 @@ class VectorPart:
 
     def write(self, folder: Path, chunks: Sequence[Chunk]) -> None:
         vectors_ND = create(folder / FILE, len(chunks), self.embedder.dimensions)
+        texts = [passage(chunk) for chunk in chunks]
+        if isinstance(self.embedder, Embedded):
+            self.embedder.begin(texts)
         for first in range(0, len(chunks), BATCH):
-            batch = chunks[first : first + BATCH]
-            vectors_ND[first : first + len(batch)] = self.embedder.embed([passage(chunk) for chunk in batch])
+            batch = texts[first : first + BATCH]
+            vectors_ND[first : first + len(batch)] = self.embedder.embed(batch)
             if self.report is not None:
                 self.report("embedding", first + len(batch), len(chunks))
         close(folder / FILE, vectors_ND)
         connect(folder, len(chunks), self.report)
+
+    def remember(self, folder: Path, first: int, chunks: Sequence[Chunk]) -> None:
+        if isinstance(self.embedder, Embedded):
+            self.embedder.remember(folder / FILE, first, [passage(chunk) for chunk in chunks])
 
     def merge(self, folder: Path, segments: Sequence[Segment]) -> None:
         count = sum(int(np.count_nonzero(segment.alive)) for segment in segments)

@@ -24,7 +24,7 @@ from moesaic.json_files import object_or_empty, read_bytes
 from moesaic.know.store import manifest as manifests
 from moesaic.know.store import segment as segments
 from moesaic.know.store.manifest import Entry, Manifest
-from moesaic.know.store.part import Part, Segment
+from moesaic.know.store.part import Part, Remembers, Segment
 from moesaic.know.store.segment import Draft, SegmentReader, StoredDocument
 
 Place = tuple[int, int]  # of a document: the number of its segment, and its number in it
@@ -32,6 +32,7 @@ Place = tuple[int, int]  # of a document: the number of its segment, and its num
 FAN_IN = 8  # segments of like size that are merged into one
 SETTINGS = "settings.json"  # in the folder of a part
 EXTRACTED = "extracted.jsonl"  # what a model read out of chunks, kept for a build that was killed
+EMBEDDED = ".embedded-"  # how the name begins of what holds vectors for a build that was killed
 AT_ONCE = 4096  # chunks that are merged at most by a build that adds less: what it costs to add one document is bounded
 
 
@@ -89,6 +90,16 @@ class Writer:
     def delete(self, gone: Sequence[Place]) -> None:
         for number, place in gone:
             self._gone.setdefault(number, set()).add(place)
+
+    def replace(self, gone: Sequence[Place]) -> None:
+        """Deletes documents that are added anew with what changed in them."""
+        for number, place in gone:
+            name, reader = self.entries[number].name, self.reader(self.entries[number])
+            document = reader.document(place)
+            for part in self.parts:
+                if isinstance(part, Remembers) and part.name in self.before.parts:
+                    part.remember(self.folder / name / part.name, document.first, reader.draft(document).chunks)
+        self.delete(gone)
 
     def _settle(self) -> None:
         """Enters what was deleted, of all files at once."""
@@ -151,7 +162,7 @@ class Writer:
     def sweep(self) -> None:
         """Removes segments that neither count nor are read, and what killed writers left."""
         named = manifests.sweep(self.path)
-        for left in self.path.glob(".manifest-*.writing-*"):
+        for left in (*self.path.glob(".manifest-*.writing-*"), *self.path.glob(f"{EMBEDDED}*")):
             left.unlink(missing_ok=True)
         for folder in self.folder.iterdir() if self.folder.exists() else ():
             if folder.name not in named:
@@ -225,7 +236,7 @@ def writing(path: Path, chunk_characters: int) -> Iterator[Writer]:
     """A writer of the base at `path`, which may be new; nobody else writes meanwhile."""
     if path.is_dir() and not manifests.numbers(path):
         others = [left.name for left in path.iterdir() if left.name not in (LOCK, "segments", EXTRACTED)]
-        if any(not name.startswith(".manifest-") for name in others):
+        if any(not name.startswith((".manifest-", EMBEDDED)) for name in others):
             raise UserError(path, "holds other things than a knowledge base", "Name another directory.")
     with exclusive(path):
         before = Manifest(chunk_characters=chunk_characters)

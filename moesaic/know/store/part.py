@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -47,4 +47,13 @@ class Part(Protocol[Opened]):
 
     def open(self, segments: Sequence[Segment]) -> Opened:
         """What is searched. `segment.folder / self.name` is what `write` wrote."""
+        ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A part that is dear to make, and uses again what it made of chunks that stay when their document changes."""
+
+    def remember(self, folder: Path, first: int, chunks: Sequence[Chunk]) -> None:
+        """Chunks of a segment, from number `first` on, whose document is written anew; `folder` is this part's."""
         ...

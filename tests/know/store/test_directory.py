@@ -154,12 +154,18 @@ def test_a_base_refuses_another_embedding_model_and_finds_its_own_again(
     for model in models:
         model.mkdir()
         (model / "config.json").write_text(json.dumps({"name": model.name}))
-    monkeypatch.setattr(parts, "_opened", lambda path: Lengths())
+    opened: list[int] = []
+    monkeypatch.setattr(parts, "_opened", lambda path, bits: opened.append(bits) or Lengths())
     build([docs], kb, asked=Asked(models[0]))
     with KnowledgeBase.open(kb) as base:
         assert [hit.chunk.text for hit in base.search("eel", 1, "vectors")] == ["eel"]
+    assert opened == [8, 32]  # passages, queries
     with pytest.raises(UserError, match="is another"):
         build([docs], kb, asked=Asked(models[1]))
+    with pytest.raises(UserError, match="are of 8 bits, not 32"):
+        build([docs], kb, asked=Asked(models[0], 32))
+    with pytest.raises(UserError, match="needs an embedding model"):
+        build([docs], kb, asked=Asked(bits=8))
     build([write(docs, c="crow")], kb)  # with the recorded one
     models[0].rename(tmp_path / "moved")
     remove(kb, ["docs/c.txt"])  # needs no model
