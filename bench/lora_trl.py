@@ -1,6 +1,7 @@
 """LoRA steps beside trl's and peft's: DPO on pairs, GRPO on given completions, from the same weights, adapter and data.
 
     python -m bench.lora_trl [--steps 8] [--seeds 3]
+    python -m bench.lora_trl --generation       # what an adapter that is trained costs rollouts: lora_generation.json
 
 Every step is forward, loss, backward, clipping and AdamW; the losses are compared step by step, so that a difference in
 a gradient would show in the next one. Both sides have the reference's log-probabilities beforehand. A third run trains
@@ -15,7 +16,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ from tests.random_models import save_random, small_config
 VOCABULARY, SEQUENCES, PROMPT = 4096, 8, 24
 LENGTHS = {"8 to 160 tokens": (8, 160), "84 tokens each": (84, 84)}  # of completions: trl pads, we pack
 RANK, ALPHA, TARGETS = 16, 32.0, ("q_proj", "k_proj", "v_proj", "o_proj")
+MODEL = "qwen3_moe, hidden 128, 4 layers, 8 experts of 2, vocabulary 4096"
+ADAPTER = f"rank {RANK} on {', '.join(TARGETS)}"
 LR, BETAS, EPS, CLIP, BETA = 2e-3, (0.9, 0.95), 1e-8, 1.0, 0.1
 
 
@@ -127,6 +130,10 @@ Step = Callable[[], float]
 
 def their_step(trainer: Any, inputs: dict[str, Tensor]) -> Step:
     trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+    began = trainer.__dict__.setdefault("began", [parameter.detach().clone() for parameter in trained])
+    with torch.no_grad():
+        for parameter, value in zip(trained, began, strict=True):
+            parameter.copy_(value)
     optimizer = torch.optim.AdamW(trained, lr=LR, betas=BETAS, eps=EPS, weight_decay=0.0, fused=True)
 
     def step() -> float:
@@ -168,7 +175,7 @@ def opened(place: Path, lora: bool) -> Model:
     return model
 
 
-def measured(seed: int, steps: int, lengths: str) -> list[dict[str, Any]]:
+def measured(seed: int, steps: int) -> Iterator[dict[str, Any]]:
     place, rng = base(Path(tempfile.mkdtemp()), seed), random.Random(seed)
     first = opened(place, lora=True)
     assert first.lora is not None
@@ -176,6 +183,13 @@ def measured(seed: int, steps: int, lengths: str) -> list[dict[str, Any]]:
         (place / FOLDER).mkdir(exist_ok=True)
         (place / name).write_bytes(content)
     dpo, grpo = peers(place, place / FOLDER)
+    for lengths in LENGTHS:
+        yield from compared(seed, steps, lengths, first, place, dpo, grpo, rng)
+
+
+def compared(
+    seed: int, steps: int, lengths: str, first: Model, place: Path, dpo: Any, grpo: Any, rng: random.Random
+) -> Iterator[dict[str, Any]]:
     pairs, samples = drawn_pairs(rng, LENGTHS[lengths]), drawn_samples(rng, LENGTHS[lengths])
     reference_P2 = answer_logprobs(first, [side for pair in pairs for side in pair.sides]).reshape(-1, 2)
     _hold_likely(first, samples)
@@ -184,7 +198,6 @@ def measured(seed: int, steps: int, lengths: str) -> list[dict[str, Any]]:
          Preference(beta=BETA), lambda: pack_pairs(pairs, {}, reference_P2)),
         ("GRPO", grpo, padded_samples(samples), Policy(), lambda: as_batch(samples, 1, "sequence", {}, {})),
     ]  # fmt: skip
-    rows = []
     for name, trainer, theirs, objective, batch in cases:
         model, whole = opened(place, lora=True), opened(place, lora=False)
         model.mode = whole.mode = "invariant" if name == "GRPO" else "fast"
@@ -209,22 +222,21 @@ def measured(seed: int, steps: int, lengths: str) -> list[dict[str, Any]]:
             }
             for side in optimizers
         }
-        rows.append(
-            {
-                "method": name,
-                "lengths": lengths,
-                "seed": seed,
-                "losses": {side: losses[side] for side in ("trl", "ours")},
-                "largest_difference": max(abs(a - b) for a, b in zip(losses["trl"], losses["ours"], strict=True)),
-                "processor_seconds": medians,
-                "trl_over_ours": medians["trl"] / medians["ours"],
-                "all_weights_over_adapter": medians["ours, all weights"] / medians["ours"],
-                "bytes": kept,
-                "bytes_of_weights": bytes_of(whole.parameters()),
-                "bytes_of_adapter": bytes_of(model.lora.parameters() if model.lora is not None else ()),
-            }
-        )
-    return rows
+        row = {
+            "method": name,
+            "lengths": lengths,
+            "seed": seed,
+            "losses": {side: losses[side] for side in ("trl", "ours")},
+            "largest_difference": max(abs(a - b) for a, b in zip(losses["trl"], losses["ours"], strict=True)),
+            "processor_seconds": medians,
+            "trl_over_ours": medians["trl"] / medians["ours"],
+            "all_weights_over_adapter": medians["ours, all weights"] / medians["ours"],
+            "bytes": kept,
+            "bytes_of_weights": bytes_of(whole.parameters()),
+            "bytes_of_adapter": bytes_of(model.lora.parameters() if model.lora is not None else ()),
+        }
+        print(name, lengths, seed, medians, row["largest_difference"], flush=True)
+        yield row
 
 
 @torch.no_grad()
@@ -238,13 +250,43 @@ def _hold_likely(model: Model, samples: list[Sample]) -> None:
     model.mode = "fast"
 
 
+def generated(seeds: int, turns: int = 5) -> list[dict[str, Any]]:
+    """Processor seconds of the same rollouts, 16 of 32 tokens, with an adapter that is being trained and without."""
+    rows = []
+    for seed in range(seeds):
+        place = base(Path(tempfile.mkdtemp()), seed)
+        engines = {}
+        for name in ("adapter", "none"):
+            model = opened(place, lora=name == "adapter")
+            model.mode = "invariant"
+            engines[name] = moesaic.Engine(model, max_requests=16)
+        seconds: dict[str, list[float]] = {name: [] for name in engines}
+        for turn in range(turns + 1):
+            prompts = [
+                [1 + (turn * 97 + seed * 31 + n * 7 + m) % (VOCABULARY - 1) for m in range(24)] for n in range(16)
+            ]
+            for name, engine in engines.items():
+                began = time.process_time()
+                engine.generate(prompts, max_tokens=32, temperature=1.0, ignore_eos=True)
+                seconds[name].append(time.process_time() - began)
+        medians = {name: statistics.median(spent[1:]) for name, spent in seconds.items()}
+        ratio = medians["adapter"] / medians["none"]
+        rows.append({"seed": seed, "processor_seconds": medians, "adapter_over_none": ratio})
+        print(rows[-1], flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--generation", action="store_true", help="what an adapter costs rollouts, and nothing else")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [row for seed in range(given.seeds) for one in LENGTHS for row in measured(seed, given.steps, one)]
+    if given.generation:
+        record("lora_generation", generated(given.seeds), model=MODEL, adapter=ADAPTER)
+        return
+    rows = [row for seed in range(given.seeds) for row in measured(seed, given.steps)]
     for method, lengths in ((method, lengths) for method in ("DPO", "GRPO") for lengths in LENGTHS):
         mine = [row for row in rows if (row["method"], row["lengths"]) == (method, lengths)]
         name = f"{method:5} {lengths:16}"
@@ -254,8 +296,7 @@ def main() -> None:
         print(f"{name} largest difference of losses {max(row['largest_difference'] for row in mine):.1e}")
         print(f"{name} bytes {mine[0]['bytes']}")
     record(
-        "lora_trl", rows, model="qwen3_moe, hidden 128, 4 layers, 8 experts of 2, vocabulary 4096",
-        adapter=f"rank {RANK} on {', '.join(TARGETS)}", steps=given.steps,
+        "lora_trl", rows, model=MODEL, adapter=ADAPTER, steps=given.steps,
     )  # fmt: skip
 
 
