@@ -34,7 +34,7 @@ from tests.waiting import PATIENCE
 
 
 def make(name: str, **options: Any) -> Reward:
-    given = filled(REWARDS[name], reward_model=reward_directory() if name in ("model", "critic") else "")
+    given = filled(REWARDS[name], reward_model=reward_directory() if name in ("model", "critic", "detector") else "")
     return build(Method(name, {**given, **options}), Reward, "test")
 
 

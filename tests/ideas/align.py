@@ -73,6 +73,20 @@ IDEAS = [
         "align/test_rewards.py::TestAnswers::test_exact",
     ),
     Idea(
+        "align/rewards/detector",
+        "the label that the detector writes",
+        "float(label_of(reply) == YES)",
+        "1.0",
+        "align/test_faithlens.py::TestDetector::test_its_label_is_the_reward",
+    ),
+    Idea(
+        "align/rewards/explained",
+        "a reader of the explanation finds the label",
+        "float(said.strip() in right)",
+        "1.0",
+        "align/test_faithlens.py::TestExplained::test_a_reader_of_the_explanation_alone_must_find_the_label",
+    ),
+    Idea(
         "align/rewards/faithfulness",
         "the long answer alone must lead to the truth",
         "total += self.proxy * (self.derived(answer) in known)",

@@ -14,12 +14,14 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from moesaic import atomic
 from moesaic.align.examples import Mixture
 from moesaic.align.rewards import Reward
+from moesaic.align.rollouts.diverse import diverse
 from moesaic.align.rollouts.rollout import Sample, generate
 from moesaic.errors import UserError
 from moesaic.json_files import read_json
@@ -37,6 +39,7 @@ class Rule:
     right: float  # a good completion's score is at least this
     keep: int  # good completions of a prompt that are trained on, the best first
     margin: float  # a pair's scores are at least so far apart
+    diverse: float = 1.0  # share of the good completions that is kept, those that are least alike
 
 
 def collect(
@@ -80,6 +83,9 @@ def collect(
     if not lines["kept"]:
         problem = f"none of {len(scores)} completions scored {rule.right:g} and ended by itself"
         raise UserError("align.stages: rejection", problem, "Raise group or max_tokens, or lower right.")
+    if rule.diverse < 1:
+        texts = [" ".join(str(message["content"]) for message in line["messages"]) for line in lines["kept"]]
+        lines["kept"] = [lines["kept"][n] for n in diverse(texts, ceil(rule.diverse * len(texts)))]
     for name, found in lines.items():
         write_lines(folder / f"{name}.jsonl", found)
     notes = {

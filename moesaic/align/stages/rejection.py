@@ -41,6 +41,7 @@ class Rejection(Stage):
     right: float = 1.0  # the score from which on a completion is good
     keep: int = 4  # good completions of a prompt that are trained on, at most
     margin: float = 0.0  # least distance of the scores of a pair
+    diverse: float = 1.0  # share of the good completions that is trained on, those that are least alike
     max_tokens: int = 64
     temperature: float = 1.0
     batch_tokens: int = 4096
@@ -51,6 +52,8 @@ class Rejection(Stage):
         named(self.rewards)
         if min(self.prompts, self.group, self.keep, self.max_tokens, self.batch_tokens, self.max_length) < 1:
             raise ValueError("prompts, group, keep, max_tokens, batch_tokens and max_length are at least 1")
+        if not 0 < self.diverse <= 1:
+            raise ValueError("diverse is a share above 0")
 
     def check(self) -> None:
         check_rewards(self.rewards, self.data, open_prompts(there(self.data), self.seed))
@@ -70,7 +73,7 @@ class Rejection(Stage):
             self.group,
             {"max_tokens": self.max_tokens, "temperature": self.temperature},
             weighted_rewards(self.rewards),
-            Rule(self.right, self.keep, self.margin),
+            Rule(self.right, self.keep, self.margin, self.diverse),
             self.seed,
             folder,
             key_of(options, fingerprint(model)),

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from moesaic.data.tasks.claims import Claims
 from moesaic.data.tasks.context_qa import ContextQA
 from moesaic.data.tasks.families import PRESETS, UNSUITABLE
 from moesaic.data.tasks.slides import Slides
@@ -34,7 +35,7 @@ INDICES = (1 << 30) // BLOCK  # of each split
 WORKED = "worked"  # our own option of a family: the share of solutions that are worked out
 TEST_IN = 4  # one question in so many is a test question
 
-OWN = {"context_qa": ContextQA, "slides": Slides}  # families of our own
+OWN = {"claims": Claims, "context_qa": ContextQA, "slides": Slides}  # families of our own
 
 # Their items are made when the data set is, so that each seed needs a data set of its own.
 MADE_AT_ONCE = {"acre", "gsm_symbolic"}
