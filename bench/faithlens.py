@@ -1,12 +1,12 @@
-"""A faithfulness detector (FaithLens) beside the untrained judge of its size, and what its filters and its RL are worth.
+"""A faithfulness detector (FaithLens) beside the untrained judge of its size; what its filters and its RL are worth.
 
     python -m bench.faithlens --reader DIR        from a policy that can read (recipes/faithful.yaml, first stage)
 
 Balanced accuracy on held-out claims whose labels are right by construction, each judge held to the same form: an
-explanation, then yes or no. `untrained` is the reader itself; `teacher` learned from claims of which a share is labelled
-wrongly or explained badly; `filtered` goes on with what the filters leave of what the teacher says, `unfiltered` with
-all that has the form; `rl` is `filtered` after RL on label, explanation and form. `explained`: how often the untrained
-reader finds the label from the explanation alone.
+explanation, then yes or no. `untrained` is the reader itself; `teacher` learned from claims of which a share is
+labelled wrongly or explained badly; `filtered` goes on with what the filters leave of what the teacher says,
+`unfiltered` with all that has the form; `rl` is `filtered` after RL on label, explanation and form. `explained`: how
+often the teacher finds the label from the explanation alone.
 """
 
 from __future__ import annotations

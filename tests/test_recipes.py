@@ -45,8 +45,11 @@ METHODS = {
 }
 # Methods that no recipe names: a stage of alignment brings its own objective.
 WITHIN = {"train.objective": {"policy", "preference", "reward_model"}}
-# Recipes that other tests run: with Ray, on a GPU, with a knowledge base, with a teacher, in the quickstart.
-ELSEWHERE = {"agent-tuning", "align-async", "gpu", "know-search", "quickstart", "quickstart-gpu", "world-planner"}
+# Recipes that other tests run: with Ray, on a GPU, with a knowledge base, with a teacher or filters, in the quickstart.
+ELSEWHERE = {
+    *("agent-tuning", "align-async", "faithlens", "gpu", "know-search", "quickstart", "quickstart-gpu"),
+    "world-planner",
+}
 
 
 @cache

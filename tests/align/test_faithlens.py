@@ -17,6 +17,7 @@ from moesaic.data.tasks import Task, score, tasks
 from moesaic.data.tasks.claims import PLANTED, label_of, prompt
 from moesaic.data.tasks.statements import PEOPLE, read
 from moesaic.errors import UserError
+from moesaic.recipe import load_recipe
 from moesaic.train.report.metrics import read_metrics
 from moesaic.worlds.judges import Answer
 from tests.align.made import ADAMW, assert_refused, recipe_of
@@ -138,6 +139,18 @@ class TestDiversity:
             kept[share] = [json.loads(line) for line in (out / "rejection/kept.jsonl").read_text().splitlines()]
         assert len(kept[0.5]) == -(-len(kept[1.0]) // 2) < len(kept[1.0])
         assert all(line in kept[1.0] for line in kept[0.5])
+
+
+def test_the_recipe_runs_from_end_to_end(base: Path, tmp_path: Path, monkeypatch) -> None:
+    """A model that knows nothing passes no filter, so here they let everything through."""
+    monkeypatch.setattr("moesaic.align.rollouts.rejection.chosen", lambda samples, rule: (samples[:1], None))
+    stages = load_recipe(Path("recipes/faithlens.yaml")).dump()["align"]["stages"]
+    assert [stage["name"] for stage in stages] == ["sft", "rejection", "policy"]
+    small = {"steps": 1, "prompts": 2, "group": 2, "max_tokens": 4, "batch_tokens": 256, "evaluate_every": 0}
+    short = [stage | {key: value for key, value in small.items() if key in stage} for stage in stages]
+    recipe = load_recipe(Path("recipes/faithlens.yaml"), [f"align.stages={json.dumps(short)}"])
+    done = align(recipe, base, tmp_path / "out", quiet=True)["stages"]
+    assert [one["outcome"] for one in done] == ["finished"] * 3
 
 
 def test_rl_on_label_and_explanation(base: Path, tmp_path: Path) -> None:

@@ -311,6 +311,14 @@ IDEAS = [
         "align/rollouts/rejection.py",
     ),
     Idea(
+        "align/stages/rejection",
+        "of the good completions those that are least alike",
+        "furthest = max(range(len(bags)), key=lambda n: (apart[n], -n))",
+        "furthest = len(chosen)",
+        "align/test_faithlens.py::TestDiversity::test_what_is_unlike_the_others_is_chosen",
+        "align/rollouts/diverse.py",
+    ),
+    Idea(
         "align/stages/sft",
         "only the assistant's tokens are learned",
         "targets_T[:-1][learn_T[1:]] = tokens_T[1:][learn_T[1:]]",
