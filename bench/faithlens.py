@@ -83,14 +83,16 @@ def main() -> None:
         "filtered": (1, out / "teacher", {}),
         "rl": (2, out / "filtered", {"steps": given.rl_steps}),
     }
-    rows = [judged("untrained", given.reader, given.reader, given.claims)]
-    print(json.dumps(rows[-1]), flush=True)
+    rows: list[dict[str, Any]] = []
     for name in given.judges.split(","):
         number, start, changes = stages[name]
         recipe, place = one_stage(number, changes), out / name
         run = lambda recipe=recipe, start=start, place=place: align(recipe, start, place, quiet=True)  # noqa: E731
         seconds = timed(place, run)
-        rows.append(judged(name, place, given.reader, given.claims) | {"seconds": round(seconds)})
+        if not rows:
+            rows.append(judged("untrained", given.reader, out / "teacher", given.claims))
+            print(json.dumps(rows[-1]), flush=True)
+        rows.append(judged(name, place, out / "teacher", given.claims) | {"seconds": round(seconds)})
         print(json.dumps(rows[-1]), flush=True)
     if not given.no_record:
         print(record("faithlens", rows, claims=given.claims))
