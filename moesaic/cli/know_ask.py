@@ -24,6 +24,7 @@ Method = Annotated[str, typer.Option(help="How it is searched: auto, words, vect
 AskMethod = Annotated[
     str, typer.Option(help="How it is searched: auto, words, vectors, fusion or mutual; or solve: step by step.")
 ]
+SHOWN = 160  # characters of a passage that was read in vain
 Passages = Annotated[int, typer.Option("-k", "--passages", min=1, max=50, help="Passages to show, at most.")]
 
 
@@ -138,6 +139,9 @@ def show_answer(answer: Answer) -> None:
     print(printable(answer.text))
     if answer.abstained:
         print(printable(f"  ({answer.why_not})"))
+        for passage in answer.passages:  # which may hold it all the same
+            shown = " ".join(passage.shown.split())
+            print(printable(f"  read: {passage.chunk.source}: “{shown[:SHOWN]}{'…' if len(shown) > SHOWN else ''}”"))
         return
     for citation in answer.citations:
         print(

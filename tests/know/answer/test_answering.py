@@ -7,6 +7,7 @@ import json
 import llguidance
 import pytest
 
+from moesaic.cli.know_ask import show_answer
 from moesaic.know.answer.answer import NOT_IN_TEXTS
 from moesaic.know.answer.answering import Answerer, quotes, short_text
 from moesaic.know.answer.choose import choose
@@ -91,6 +92,13 @@ def test_what_is_not_in_the_texts_is_not_answered(question: str, written: str, w
     answer = ask(question, written, shelf=SHELF)
     assert answer.abstained and answer.text == NOT_IN_TEXTS and why in (answer.why_not or "")
     assert answer.record()["citations"] == []
+
+
+def test_what_was_read_in_vain_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    show_answer(ask("Where was Marie Curie born?", "Marie Curie was born in Lyon [1]."))
+    shown = capsys.readouterr().out
+    assert "no passage supports" in shown and "read: Marie Curie.txt: “" in shown and "born in Warsaw" in shown
+    assert "Lyon" not in shown
 
 
 def test_statements_are_read_with_their_numbers() -> None:
