@@ -144,9 +144,10 @@ def test_earlier_stages_teach_what_they_learned(places, questions, tmp_path, mon
         f'[{{path: "{questions}", teacher: "stage:1"}}, {{environment: {{name: cards, turns: 2}}, teacher: "stage:2"}}]'
     )
     stages = [
-        f'{{name: sft, data: [{{path: "{questions}"}}], steps: 2, lr: 0.05, batch_tokens: 100, evaluate_every: 0}}',
-        "{name: policy, environment: {name: cards, turns: 2}, steps: 1, lr: 0.02, prompts: 1, group: 2, max_tokens: 4, "
-        "evaluate_every: 0, rewards: [{name: repetition, n: 1, unit: characters}]}",
+        *(
+            f'{{name: sft, data: [{{path: "{questions}"}}], steps: 2, lr: 0.05, seed: {seed}, batch_tokens: 100}}'
+            for seed in (1, 2)
+        ),
         f"{{name: distill, on: policy, data: {teaching}, steps: 3, lr: 0.01, save_every: 1, prompts: 4, max_tokens: 4, "
         "evaluate_every: 3, evaluate: 2}",
     ]
@@ -166,9 +167,9 @@ def test_earlier_stages_teach_what_they_learned(places, questions, tmp_path, mon
         games, questioned = ([n for n, who in zip(lengths, teachers) if who == one] for one in (1, 0))
         assert min(games) > max(questioned)
     lines = metrics(tmp_path / "out")
-    assert lines[0]["loss/kl"] > 0 and "accuracy/cards" in lines[-1]
+    assert lines[0]["loss/kl"] > 0.01 and "accuracy/cards" in lines[-1]
     objective = lineage.read(tmp_path / "out")[-1]["recipe"]["train"]["objective"]
-    assert [Path(one).name for one in (objective["teacher"], *objective["further"])] == ["1-sft", "2-policy"]
+    assert [Path(one).name for one in (objective["teacher"], *objective["further"])] == ["1-sft", "2-sft"]
 
 
 def test_a_source_that_cannot_be_taught_is_refused(places, questions, tmp_path):
