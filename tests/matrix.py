@@ -168,7 +168,10 @@ SELECTIONS: dict[str, Options] = {
     "rlcs": {"pool": 5},
     "uniform": {},
 }
-STAGES = ["demonstrations", "distill", "policy", "preference", "rejection", "reward_model", "sft", "trajectories"]
+STAGES = [
+    *("critiques", "demonstrations", "distill", "policy", "preference", "rejection", "reward_model", "sft"),
+    "trajectories",
+]
 TOOLS = ["python", "search"]
 # Environments with tasks of their own: so many episodes a solver that knows the rules must win.
 WORLDS: dict[str, int] = {

@@ -78,6 +78,7 @@ SLOW = [
     "worlds/test_repair.py",
     "align/test_async_worlds.py",
     "align/test_critic.py",
+    "align/test_critiques.py",
     "align/test_rewards.py",
     "align/test_preference.py",
     "kernels/test_triton_experts.py",

@@ -47,7 +47,7 @@ METHODS = {
 WITHIN = {"train.objective": {"policy", "preference", "reward_model"}}
 # Recipes that other tests run: with Ray, on a GPU, with a knowledge base, with a teacher or filters, in the quickstart.
 ELSEWHERE = {
-    *("agent-tuning", "align-async", "faithlens", "gpu", "know-search", "quickstart", "quickstart-gpu"),
+    *("agent-tuning", "align-async", "critic", "faithlens", "gpu", "know-search", "quickstart", "quickstart-gpu"),
     "world-planner",
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -26,6 +27,11 @@ from moesaic.worlds.judges.answer_part import after_thought
 
 AT_ONCE = 128  # critiques that an engine writes together
 ASKED_AT_ONCE = 16  # of a server
+
+
+@lru_cache(maxsize=64)
+def _grammar(text: str) -> Grammar:
+    return Grammar.lark(text, "critique")
 
 
 @dataclass(frozen=True)
@@ -81,10 +87,9 @@ class EngineJudge:
         if len(tokens) + question.max_tokens > self.engine.max_length:
             held = self.engine.max_length
             raise ValueError(f"{len(tokens)} tokens and a critique are more than the {held} that the judge holds")
-        grammar = Grammar.lark(question.grammar, "critique")
-        return self.engine.request(
-            tokens, Sampling(question.max_tokens, temperature, seed=question.seed, grammar=grammar)
-        )
+        grammar = _grammar(question.grammar)
+        sampling = Sampling(question.max_tokens, temperature, seed=question.seed, grammar=grammar)
+        return self.engine.request(tokens, sampling)
 
 
 class ServerJudge:

@@ -26,7 +26,6 @@ Data = tuple[dict[str, Any], ...]
 class Stage:
     exact: ClassVar[bool] = False  # whether trainer and engine must agree to the bit
     value_head: ClassVar[bool] = False  # whether a value head is trained
-    continues: ClassVar[bool] = True  # whether the next stage starts from what this one makes
     on_ranks: ClassVar[bool] = False  # whether several processes can train it
     phases: ClassVar[tuple[str, ...]] = ()  # of a step, whose seconds are recorded
 
@@ -37,6 +36,11 @@ class Stage:
     evaluate: Natural = 64  # held-out tasks that accuracy is measured on
     seed: Seed = 0
     lora: LoraOptions | None = None  # an adapter is trained, and the model it corrects stays as it is
+
+    @property
+    def continues(self) -> bool:
+        """Whether the next stage starts from what this one makes."""
+        return True
 
     def check(self) -> None:
         """Validate what can be, before any stage is run; what an earlier one will make is not there yet."""

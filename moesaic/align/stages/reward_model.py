@@ -39,9 +39,12 @@ from moesaic.model.transformer import Model
 @dataclass(frozen=True)
 class RewardModel(PairStage):
     value_head: ClassVar[bool] = True
-    continues: ClassVar[bool] = False
 
     lengths: Lengths = "as_they_are"  # ChatGLM-RLHF's balancing of lengths
+
+    @property
+    def continues(self) -> bool:
+        return False
 
     def check(self) -> None:
         check_pairs(there((*self.data, *self.held_out)), check_judged)

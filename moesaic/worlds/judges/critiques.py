@@ -139,11 +139,32 @@ class Asking:
         return text if self.thoughts else after_thought(text)
 
     def _marked(self, name: str, text: str) -> str:
-        """Between marks that the text itself cannot close."""
-        mark = "=" * (3 if self.brief else 8)
-        while mark in text:
-            mark += "="
-        return f"{mark} {name} {mark}\n{text.strip()}\n{mark} end {mark}\n\n"
+        return marked(name, text, self.brief)
+
+
+def listing(instruction: str, brief: bool = False) -> str:
+    """What is asked of whoever writes a checklist (IF-CRITIC's generator)."""
+    question = marked("Question", instruction, brief)
+    return f"{question}Constraints:" if brief else LISTING.format(question=question)
+
+
+def listing_grammar(most: int = 8, characters: int = 160) -> str:
+    lines = " ".join(f'("\\n{number}. " text' for number in range(2, most + 1)) + ")?" * (most - 1)
+    return f'start: "1. " text {lines}\ntext: /[^\\n]{{1,{characters}}}/'
+
+
+def listed(text: str) -> list[str]:
+    """The constraints of a checklist that a judge wrote, each once."""
+    found = re.findall(r"^\s*\d+[.)]\s+(\S.*?)\s*$", text, re.MULTILINE)
+    return list(dict.fromkeys(found))
+
+
+def marked(name: str, text: str, brief: bool) -> str:
+    """Between marks that the text itself cannot close."""
+    mark = "=" * (3 if brief else 8)
+    while mark in text:
+        mark += "="
+    return f"{mark} {name} {mark}\n{text.strip()}\n{mark} end {mark}\n\n"
 
 
 def rating(critique: str) -> float:
@@ -182,12 +203,6 @@ def verdicts(critique: str, count: int) -> list[bool]:
             return [found[number] for number in wanted]
     missing = next(number for number in wanted if number not in found)
     raise ValueError(f"the judge says nothing about constraint {missing}")
-
-
-def listed(text: str) -> list[str]:
-    """The constraints of a checklist that a judge wrote, each once."""
-    found = re.findall(r"^\s*\d+[.)]\s+(\S.*?)\s*$", text, re.MULTILINE)
-    return list(dict.fromkeys(found))
 
 
 def constraints_of(answer: Answer) -> list[tuple[str, float]]:
