@@ -16,7 +16,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def drawn_samples(rng: random.Random, lengths: tuple[int, int]) -> list[Sample]:
 def padded_samples(samples: list[Sample]) -> dict[str, Tensor]:
     longest = max(len(one.tokens) for one in samples)
 
-    def rows(values: Iterable[list[float]], fill: float = 0) -> Tensor:
+    def rows(values: Iterable[Sequence[float]], fill: float = 0) -> Tensor:
         return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in values])
 
     return {
@@ -109,7 +109,7 @@ def peers(place: Path, adapter: Path) -> tuple[Any, Any]:
         plain = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
         return peft.PeftModel.from_pretrained(plain, adapter, is_trainable=True)
 
-    same = {"report_to": "none", "use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+    same: dict[str, Any] = {"report_to": "none", "use_cpu": True, "bf16": False, "gradient_checkpointing": False}
     pairs = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "a"}] * 2)
     dpo_config = DPOConfig(tempfile.mkdtemp(), precompute_ref_log_probs=True, beta=BETA, **same)
     dpo = DPOTrainer(model(), None, dpo_config, train_dataset=pairs, processing_class=tokenizer)
