@@ -10,6 +10,7 @@ write them; styles of one's own will do as well.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass
 from html import escape
 from html.parser import HTMLParser
@@ -52,8 +53,7 @@ class Slides:
         page.feed(answer or "")
         page.close()
         asked = [("h1", wanted["title"]), *(("p", point) for point in wanted["points"]), ("img", wanted["picture"])]
-        rest = list(page.found)
-        right = sum(part in rest and rest.remove(part) is None for part in asked)
+        right = (Counter(asked) & Counter(page.found)).total()
         return right / max(len(asked), len(page.found))
 
 

@@ -40,7 +40,7 @@ class Layout:
     @classmethod
     def read(cls, found: Sequence[Mapping[str, Any]]) -> Layout:
         """As the browser says it."""
-        return cls(tuple(Item(i["kind"], i["text"], tuple(map(float, i["box"])), bool(i["shown"])) for i in found))
+        return cls(tuple(Item(i["kind"], i["text"], box_of(i["box"]), bool(i["shown"])) for i in found))
 
     @property
     def colliding(self) -> int:
@@ -100,6 +100,11 @@ class Layout:
 
 def plain(text: str) -> str:
     return " ".join(text.split()).casefold()
+
+
+def box_of(sides: Sequence[float]) -> Box:
+    left, top, right, bottom = map(float, sides)
+    return left, top, right, bottom
 
 
 def overlap(one: Box, other: Box) -> bool:
