@@ -63,7 +63,7 @@ def aligned(seed: int) -> tuple[Path, float]:
 
 def measured(place: Path, questions: int) -> dict[str, float]:
     """Each domain's own score; kept beside the runs."""
-    file = OUT / f"{'-'.join(place.parts[-2:])}.json"
+    file = OUT / f"{'-'.join(place.relative_to(OUT).parts)}.json"
     if not file.exists():
         model = moesaic.load(place, threads=1)
         examples = [
