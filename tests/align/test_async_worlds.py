@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +16,8 @@ import torch
 import moesaic
 from moesaic.align.align import align
 from moesaic.align.rollouts.async_stream import AsyncRolloutStream
-from tests.align.made import recipe_of
+from moesaic.align.rollouts.worker_pool import WorkerPool
+from tests.align.made import recipe_of, without_times
 from tests.serve.made import talking_model
 from tests.waiting import until
 
@@ -103,3 +106,33 @@ def test_a_trainer_that_is_killed_in_worlds_goes_on_to_the_same_bits(tmp_path: P
         for name in ("plain", "killed")
     ]
     assert rewards[0] == rewards[1] and len(rewards[0]) == 4
+
+
+def test_a_worker_that_is_killed_while_it_plays_costs_nothing_but_time(tmp_path: Path, monkeypatch) -> None:
+    """Its death is seen while a checkpoint waits for what is in flight, and told with the next rollouts."""
+    base = talking_model(tmp_path / "base", context=4096)
+    recipe = recipe_of(tmp_path, f"{PLAYED}, asynchronous: {{staleness: 1, on_update: finish}}}}")
+    align(recipe, base, tmp_path / "undisturbed", quiet=True)
+    submit, submitted = WorkerPool.submit, []
+
+    def submit_and_kill(workers: WorkerPool, tasks) -> None:
+        submit(workers, tasks)
+        submitted.extend([len(tasks)] * bool(tasks))
+        if len(submitted) == 3 and tasks:  # those before are done; the episodes of these have begun, or are about to
+            (worker,) = workers.handles
+            ray.get(worker.actor.abort.remote(-1))  # heard after them
+            assert worker.process
+            os.kill(worker.process, signal.SIGKILL)
+
+    monkeypatch.setattr(WorkerPool, "submit", submit_and_kill)
+    align(recipe, base, tmp_path / "killed", quiet=True)
+    found, expected = (
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("killed", "undisturbed")
+    )
+    assert [line["worker_deaths"] for line in found] == [0, 0, 1, 0]
+    assert sum(line["requeued"] for line in found) == submitted[2]
+    timed = {"trainer_waited", "workers_waited", "worker_deaths", "requeued", "accepted_per_step", "tokens_per_pass"}
+    assert without_times(found, timed) == without_times(expected, timed)
+    one, other = weights(tmp_path / "killed"), weights(tmp_path / "undisturbed")
+    assert all(torch.equal(one[name], other[name]) for name in one)

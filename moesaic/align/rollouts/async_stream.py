@@ -46,6 +46,7 @@ from moesaic.worlds.completions import seed_of
 logger = logging.getLogger("moesaic.align")
 
 POLL_SECONDS = 0.5  # between looks at who is late
+COUNTED = {"dropped": 0.0, "masked_tokens": 0.0, "failed": 0.0, "trainer_waited": 0.0}
 MAX_FAILED_ROUNDS = 3  # rounds of prompts of which every one failed, before the run does
 
 
@@ -80,7 +81,7 @@ class AsyncRolloutStream(PolicyStream):
     workers: WorkerPool
     buffer: Buffer = field(default_factory=Buffer)
     rounds: int = 0  # sets of prompts submitted in advance, one for each iteration to come
-    counts: dict[str, float] = field(default_factory=dict)  # since the last set of rollouts
+    counts: dict[str, float] = field(default_factory=lambda: dict(COUNTED))  # since they were noted, also while saving
     problem: str = ""  # why the last prompt failed that did
 
     @property
@@ -116,13 +117,11 @@ class AsyncRolloutStream(PolicyStream):
     # -- rollouts
 
     def sync_weights(self) -> None:
-        self.counts = {"dropped": 0.0, "masked_tokens": 0.0, "failed": 0.0, "trainer_waited": 0.0}
         starting = not self.workers.started
         if starting:
             if self.world.ranks == 1:  # several have their threads from who started them
                 torch.set_num_threads(self.options.trainer_threads())
             self.workers.start()
-        self.workers.counts = PoolCounts()
         super().sync_weights()
         if starting:
             self._resubmit()
@@ -136,8 +135,9 @@ class AsyncRolloutStream(PolicyStream):
         return groups, rounds
 
     def extra_notes(self) -> dict[str, float]:
-        counts = self.workers.counts
-        return self.counts | {
+        counts, self.workers.counts = self.workers.counts, PoolCounts()
+        own, self.counts = self.counts, dict(COUNTED)
+        return own | {
             "workers_waited": counts.idle / self.options.workers,
             "ran_ahead": float(counts.ahead),
             "worker_deaths": float(counts.deaths),
@@ -254,7 +254,7 @@ class AsyncRolloutStream(PolicyStream):
     def _wait(self) -> tuple[list[Group], int]:
         began = time.monotonic()
         found = self._poll(POLL_SECONDS)
-        self.counts["trainer_waited"] = self.counts.get("trainer_waited", 0.0) + time.monotonic() - began
+        self.counts["trainer_waited"] += time.monotonic() - began
         return found
 
     def _poll(self, seconds: float) -> tuple[list[Group], int]:
@@ -267,7 +267,7 @@ class AsyncRolloutStream(PolicyStream):
         if one.samples is not None:
             return self.buffer.arrived(one.number, one.samples)
         logger.warning("a prompt was given up: %s", one.problem)
-        self.counts["failed"] = self.counts.get("failed", 0.0) + 1
+        self.counts["failed"] += 1
         self.problem = one.problem
         self.buffer.drop(one.number)
         return None
