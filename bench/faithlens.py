@@ -42,7 +42,7 @@ def judged(name: str, model: Path, reader: Path, claims: int) -> dict[str, Any]:
     held_out = TaskExamples(FAMILY, "test")
     found = [held_out[1000 + number] for number in range(claims)]
     questions = [Question(example.question, grammar(48), 80) for example in found]
-    replies = [str(reply) for reply in EngineJudge.open(model).replies(questions, 0.0)]
+    replies = [str(reply) for reply in EngineJudge(model).replies(questions, 0.0)]
     right: dict[str, list[bool]] = {}
     kinds: dict[str, list[bool]] = {}
     for example, reply in zip(found, replies, strict=True):

@@ -87,7 +87,7 @@ class TestExplained:
     def test_another_model_may_read(self, base: Path) -> None:
         found = some(6)
         judged = Explained(reader=str(base)).each([said(task) for task in found])
-        judge_itself = EngineJudge.open(base)
+        judge_itself = EngineJudge(base)
         for task, worth in zip(found, judged, strict=True):
             (question,) = Explained().asks(said(task))
             (reply,) = judge_itself.replies([Question(question, 'start: "yes" | "no"', 8)], 0.0)
@@ -99,7 +99,7 @@ class TestDetector:
         found = [tasks("context_qa:changed=0.5", "train", number) for number in range(8)]
         answers = [Answer(task.question, task.solution, truth=task.answer, task=task) for task in found]
         judged = Detector(str(base), tokens=8).each(answers)
-        alone = EngineJudge.open(base)
+        alone = EngineJudge(base)
         for task, worth in zip(found, judged, strict=True):
             claim = task.solution.partition("<long_answer>")[2].partition("</long_answer>")[0]
             text = prompt(passage(task), claim, False)

@@ -1,7 +1,7 @@
 """Who writes critiques: an engine in this process, or a server. Many are asked at once; in an engine, what cannot be
 asked costs only itself its critique.
 
-    judge = EngineJudge.open("out/critic")
+    judge = EngineJudge("out/critic")
     judge.replies([Question("=== Question ===...", 'start: "Rating: [[" /[1-9]/ "]]"', 24)], temperature=0.0)
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 import torch
 
@@ -56,40 +56,44 @@ class Judge(Protocol):
 class EngineJudge:
     """Holds a judge to the grammar. What questions have in common at their beginning is computed once."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, judge: Engine | str | Path) -> None:
+        """Or the directory of a model, which is opened when it is asked: whoever only names it need not hold it."""
+        self._judge = judge
         self._turn = threading.Lock()  # groups are judged side by side, and an engine belongs to one
-
-    @classmethod
-    def open(cls, path: str | Path) -> Self:
-        """Invariant: a critique does not depend on what else is judged, so that a run resumes to the same bits."""
-        model = directory.load(path, threads=torch.get_num_threads(), mode="invariant")
-        return cls(Engine(model.requires_grad_(False), max_requests=AT_ONCE, seed=0))
 
     def replies(self, questions: Sequence[Question], temperature: float) -> list[Reply]:
         with self._turn:
+            engine = self._judge = opened(self._judge)
             found: list[Reply] = []
             asked: list[tuple[int, Request]] = []
             for number, question in enumerate(questions):
                 try:
-                    asked.append((number, self._request(question, temperature)))
+                    asked.append((number, request_for(engine, question, temperature)))
                     found.append("")
                 except Exception as error:  # whatever a tokenizer, a template or a grammar may come up with
                     found.append(error)
-            done = self.engine.complete([request for _, request in asked])
+            done = engine.complete([request for _, request in asked])
             for (number, _), completion in zip(asked, done, strict=True):
                 found[number] = completion.text
             return found
 
-    def _request(self, question: Question, temperature: float) -> Request:
-        assert self.engine.tokenizer is not None
-        tokens = prompt_tokens(self.engine.tokenizer, [{"role": "user", "content": question.prompt}])
-        if len(tokens) + question.max_tokens > self.engine.max_length:
-            held = self.engine.max_length
-            raise ValueError(f"{len(tokens)} tokens and a critique are more than the {held} that the judge holds")
-        grammar = _grammar(question.grammar)
-        sampling = Sampling(question.max_tokens, temperature, seed=question.seed, grammar=grammar)
-        return self.engine.request(tokens, sampling)
+
+def opened(judge: Engine | str | Path) -> Engine:
+    """Invariant: a critique does not depend on what else is judged, so that a run resumes to the same bits."""
+    if isinstance(judge, Engine):
+        return judge
+    model = directory.load(judge, threads=torch.get_num_threads(), mode="invariant")
+    return Engine(model.requires_grad_(False), max_requests=AT_ONCE, seed=0)
+
+
+def request_for(engine: Engine, question: Question, temperature: float) -> Request:
+    assert engine.tokenizer is not None
+    tokens = prompt_tokens(engine.tokenizer, [{"role": "user", "content": question.prompt}])
+    if len(tokens) + question.max_tokens > engine.max_length:
+        held = engine.max_length
+        raise ValueError(f"{len(tokens)} tokens and a critique are more than the {held} that the judge holds")
+    grammar = _grammar(question.grammar)
+    return engine.request(tokens, Sampling(question.max_tokens, temperature, seed=question.seed, grammar=grammar))
 
 
 class ServerJudge:

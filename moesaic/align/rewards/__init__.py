@@ -34,7 +34,11 @@ class Reward:
         return ""
 
     def __call__(self, answer: Answer) -> float:
-        raise NotImplementedError
+        """What one completion is worth; each reward has this, or `each`."""
+        (result,) = self.each([answer])
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def each(self, answers: Sequence[Answer]) -> list[float | Exception]:
         """Of every answer, or why there is none. Whoever is quicker with many at once does it in its own way."""

@@ -9,10 +9,9 @@ It may be any model with a chat template. A grammar holds it to the form, so tha
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from moesaic.align.critiques.judges import EngineJudge, Question, Reply
 from moesaic.align.rewards._judging import JudgingReward
@@ -32,20 +31,14 @@ class CriticReward(JudgingReward):
     tokens: int = 128  # of a critique before each verdict, at most; 0: the verdict alone
     temperature: float = 0.0
     seed: int = 0
-    _judge: list[EngineJudge] = field(default_factory=list, init=False, repr=False, compare=False)
-    _opening: Any = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+    _judge: EngineJudge = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.tokens < 0:
             raise ValueError("tokens cannot be negative")
         Sampling(temperature=self.temperature, seed=self.seed)
         match(open_checkpoint(self.model))
-
-    def __call__(self, answer: Answer) -> float:
-        (result,) = self.each([answer])
-        if isinstance(result, Exception):
-            raise result
-        return result
+        object.__setattr__(self, "_judge", EngineJudge(self.model))
 
     def each(self, answers: Sequence[Answer]) -> list[float | Exception]:
         asked: list[list[Question] | Exception] = []
@@ -55,7 +48,7 @@ class CriticReward(JudgingReward):
             except Exception as error:  # costs this answer its reward, and no other
                 asked.append(error)
         questions = [question for one in asked if not isinstance(one, Exception) for question in one]
-        replies = iter(self._opened().replies(questions, self.temperature))
+        replies = iter(self._judge.replies(questions, self.temperature))
         given = [one if isinstance(one, Exception) else [next(replies) for _ in one] for one in asked]
         return [self._score(answer, found) for answer, found in zip(answers, given, strict=True)]
 
@@ -74,9 +67,3 @@ class CriticReward(JudgingReward):
             return self.asking.score(answer, said)
         except ValueError as error:
             return error
-
-    def _opened(self) -> EngineJudge:
-        with self._opening:
-            if not self._judge:  # when the first answers come: whoever only names a critic need not hold its model
-                self._judge.append(EngineJudge.open(self.model))
-        return self._judge[0]

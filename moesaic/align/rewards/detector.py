@@ -8,10 +8,9 @@ completions of a batch at once; what it reads is the passage and the part of the
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from moesaic.align.critiques.judges import EngineJudge, Question
 from moesaic.align.rewards import Reward
@@ -39,19 +38,13 @@ class Detector(Reward):
     tag: str = TAGS[1]
     tokens: int = 64  # of an explanation, at most
     instructions: bool = True  # whether it was trained with them
-    _judge: list[EngineJudge] = field(default_factory=list, init=False, repr=False, compare=False)
-    _opening: Any = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+    _judge: EngineJudge = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
             raise ValueError("tokens are at least 1")
         match(open_checkpoint(self.model))
-
-    def __call__(self, answer: Answer) -> float:
-        (found,) = self.each([answer])
-        if isinstance(found, Exception):
-            raise found
-        return found
+        object.__setattr__(self, "_judge", EngineJudge(self.model))
 
     def each(self, answers: Sequence[Answer]) -> list[float | Exception]:
         found: list[float | Exception] = [0.0 for _ in answers]
@@ -65,19 +58,13 @@ class Detector(Reward):
             elif said:
                 text = prompt(passage, said, False, self.instructions)
                 asked.append((number, Question(text, grammar(self.tokens), self.tokens + 32)))
-        replies = self._opened().replies([question for _, question in asked], 0.0)
+        replies = self._judge.replies([question for _, question in asked], 0.0)
         for (number, _), reply in zip(asked, replies, strict=True):
             found[number] = reply if isinstance(reply, Exception) else float(label_of(reply) == YES)
         return found
 
     def lacks(self, example: Example) -> str:
         return "a passage" if passage_of(example) is None else ""
-
-    def _opened(self) -> EngineJudge:
-        with self._opening:
-            if not self._judge:  # when the first answers come: whoever only names a detector need not hold its model
-                self._judge.append(EngineJudge.open(self.model))
-        return self._judge[0]
 
 
 def passage_of(asked: Answer | Example) -> str | None:

@@ -8,10 +8,8 @@ Answers are those to `builtin:claims`, or to lines with a `claim` and an `answer
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from moesaic.align.critiques.judges import EngineJudge, Question
 from moesaic.align.rewards import Reward
@@ -28,21 +26,15 @@ LABEL, TOKENS = f'start: "{YES}" | "{NO}"', 8
 @dataclass(frozen=True)
 class Explained(Reward):
     reader: str | None = None  # a model's directory; none: the policy
-    _judge: list[EngineJudge] = field(default_factory=list, init=False, repr=False, compare=False)
-    _opening: Any = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+    _judge: EngineJudge | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.reader is not None:
             match(open_checkpoint(self.reader))
-
-    def __call__(self, answer: Answer) -> float:
-        (found,) = self.each([answer])
-        if isinstance(found, Exception):
-            raise found
-        return found
+            object.__setattr__(self, "_judge", EngineJudge(self.reader))
 
     def each(self, answers: Sequence[Answer]) -> list[float | Exception]:
-        replies = self._read(answers) if self.reader is not None else {}
+        replies = self._read(self._judge, answers) if self._judge is not None else {}
         return [self._of(answer, replies) for answer in answers]
 
     def asks(self, answer: Answer) -> Mapping[str, int]:
@@ -74,10 +66,7 @@ class Explained(Reward):
             else ""
         )
 
-    def _read(self, answers: Sequence[Answer]) -> dict[str, str | Exception]:
+    def _read(self, judge: EngineJudge, answers: Sequence[Answer]) -> dict[str, str | Exception]:
         asked = list(dict.fromkeys(filter(None, map(self._question, answers))))
-        with self._opening:
-            if not self._judge:
-                self._judge.append(EngineJudge.open(str(self.reader)))
-        said = self._judge[0].replies([Question(one, LABEL, TOKENS) for one in asked], 0.0)
+        said = judge.replies([Question(one, LABEL, TOKENS) for one in asked], 0.0)
         return dict(zip(asked, said, strict=True))

@@ -38,12 +38,6 @@ class ModelReward(Reward):
             raise ValueError("separator cannot be empty")
         require_head(Path(self.path))
 
-    def __call__(self, answer: Answer) -> float:
-        (result,) = self.each([answer])
-        if isinstance(result, Exception):
-            raise result
-        return result
-
     def each(self, answers: Sequence[Answer]) -> list[float | Exception]:
         model = self._model()
         results: list[float | Exception] = [ValueError("not judged")] * len(answers)

@@ -46,12 +46,6 @@ class Slides(Reward):
     def aspect(self) -> str:
         return self.metric
 
-    def __call__(self, answer: Answer) -> float:
-        (found,) = self.each([answer])
-        if isinstance(found, Exception):
-            raise found
-        return found
-
     def each(self, answers: Sequence[Answer]) -> list[float | Exception]:
         shown = layouts([slide_of(answer.text) for answer in answers])
         return [self._of(*one) for one in zip(shown, answers, strict=True)]

@@ -152,6 +152,6 @@ class Critiques(Stage):
 
     def _judge(self, teacher: str | dict[str, Any], own: Engine) -> Judge:
         if isinstance(teacher, str):
-            return EngineJudge(own) if teacher == SELF else EngineJudge.open(teacher)
+            return EngineJudge(own if teacher == SELF else teacher)
         variable = teacher.get("key_variable")
         return ServerJudge(teacher["url"], teacher.get("model"), os.environ.get(variable) if variable else None)
