@@ -147,7 +147,7 @@ def success(backend: Backend, world: World, worlds: int, max_tokens: int) -> dic
     return {"success": right / worlds, "interval": wilson(right, worlds), "queries": searches / worlds}
 
 
-def asked(policy: Path, critic: Path | None, world: Multihop, worlds: int, sizes: Sizes, device: str) -> dict[str, Any]:
+def asked(policy: Path, critic: Path | None, world: World, worlds: int, sizes: Sizes, device: str) -> dict[str, Any]:
     """Greedy and sampled, or the best of several by the critic."""
     model = moesaic.load(policy, device=device)
     if critic is None:
@@ -174,7 +174,7 @@ class Bench:
     folder: Path  # of the seed
     stages: dict[str, dict[str, Any]]
     sizes: Sizes
-    world: Multihop
+    world: World
     worlds: int
     device: str
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.align_tiny import timed
 from moesaic.align.align import align
-from moesaic.data.tokenizer_training import save_tokenizer, train_tokenizer
+from moesaic.data.tokenizer_training import PIECES, save_tokenizer, train_tokenizer
 from moesaic.methods import Method, build
 from moesaic.recipe import load_recipe
 from moesaic.serve.parsers import Message
@@ -74,7 +74,9 @@ optimizer: {{name: muon, lr: 0.001, weight_decay: 0.0}}
 """
 
 
-def empty_model(texts: Iterable[str], folder: Path, seed: int, vocabulary: int = 1200, hidden: int = 64) -> Path:
+def empty_model(
+    texts: Iterable[str], folder: Path, seed: int, vocabulary: int = 1200, hidden: int = 64, pieces: str = PIECES
+) -> Path:
     """A model that has learned nothing yet, and a tokenizer that knows the words; made once."""
     if (folder / "base" / "config.json").exists():
         return folder / "base"
@@ -82,7 +84,7 @@ def empty_model(texts: Iterable[str], folder: Path, seed: int, vocabulary: int =
     lines = list(texts)
     text = folder / "text.jsonl"
     write(text, ({"text": line} for line in lines))
-    tokenizer = train_tokenizer(lines, vocabulary)
+    tokenizer = train_tokenizer(lines, vocabulary, pieces)
     (folder / "tokenizer").mkdir(exist_ok=True)
     save_tokenizer(tokenizer, folder / "tokenizer")
     sizes = {"vocab": tokenizer.fast.get_vocab_size(), "hidden": hidden, "dense": 3 * hidden}
