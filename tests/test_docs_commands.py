@@ -34,20 +34,16 @@ from tests.waiting import PATIENCE, until
 SERVE = server_module.serve
 # What a document says, and what is said in its place.
 STAND_INS = {
-    "recipes/tiny.yaml": f"{ROOT}/recipes/tiny.yaml",
-    "recipes/data-curriculum.yaml": f"{ROOT}/recipes/data-curriculum.yaml",
-    "recipes/dsa.yaml": f"{ROOT}/recipes/dsa.yaml",
-    "recipes/knowledge.yaml": f"{ROOT}/recipes/knowledge.yaml",
-    "recipes/pr-moe.yaml": f"{ROOT}/recipes/pr-moe.yaml",
-    "recipes/infilling.yaml": f"{ROOT}/recipes/infilling.yaml",
-    "recipes/align-tiny.yaml": f"{ROOT}/recipes/align-tiny.yaml",
-    "recipes/align-forks.yaml": f"{ROOT}/recipes/align-forks.yaml",
     "RECIPE": f"{ROOT}/recipes/align-tiny.yaml",
     "DIR": "out/smollm2",
     "train.save_every=20": "train.save_every=5",
     "train.keep_every=20": "train.keep_every=5",
     "train.evaluate_every=20": "train.evaluate_every=5",
     "path=SMALLER_DIR": "path=out/smollm2",
+    "out/base": "out/rlhf/stages/1-sft",
+    "tuned=out/tuned/adapter": "tuned=out/rlhf/adapter",
+    "out/sft": "out/aligned",
+    "planner=out/planner": "planner=out/tiny",
     "draft_model=[SMALL_DIR,MIDDLE_DIR]": "draft_model=[out/tiny,out/smollm2]",
     # Fewer ranks: two cores run them all.
     "tp=2 ep=2": "ep=2",
@@ -81,6 +77,21 @@ TRACE = """step,rank,stage,kind,micro_batch,chunk,start,end
 ALIGN = [f"align.stages.{n}.{key}=2" for n in range(3) for key in ("steps", "evaluate_every", "save_every", "evaluate")]
 FORKS = ["align.stages.0.steps=2", f"align.stages.0.data=[{{path: '{ROOT}/recipes/fork-answers.jsonl'}}]"]
 ALIGN += ["align.stages.2.prompts=2", "align.stages.2.group=2", "align.stages.2.max_tokens=4"]
+RLHF = [f"align.stages.{n}.{key}=2" for n in range(3) for key in ("steps", "evaluate_every", "save_every", "evaluate")]
+RLHF += ["align.stages.1.pairs=64", "align.stages.2.prompts=2", "align.stages.2.max_tokens=4"]
+SCALING = ["study.axes={align.stages.1.group: [2, 3]}", "study.seeds=[0]", "align.stages.0.pairs=48"]
+SCALING += [f"align.stages.{n}.steps=1" for n in range(2)] + ["align.stages.1.evaluate_every=1"]
+SCALING += ["align.stages.1.evaluate=2", "align.stages.1.prompts=2", "align.stages.1.max_tokens=4"]
+CRITIC = [
+    f"align.stages.{n}.{key}=2" for n in range(2) for key in ("steps", "evaluate_every", "evaluate", "prompts", "group")
+]
+# A tiny model is never right, and mostly of one opinion: what it agrees with itself on is kept, whatever code says.
+CRITIC += [
+    "align.stages.0.truth=[]",
+    "align.stages.0.agree=0.5",
+    "align.stages.0.samples=1",
+    "align.stages.1.max_tokens=4",
+]
 SOURCES = "{name: code, path: 'builtin:stdlib', documents: 40}, {name: sums, path: 'builtin:sums', documents: 300}"
 TWO = [f"data.sources=[{SOURCES}]"]
 TWO += ["data.tokenizer_sample=100000", "train.batch_tokens=256", "train.evaluate_tokens=1000"]
@@ -99,6 +110,9 @@ SHORT = {
     "topics": ["--common", "1", "--iterations", "2"],
     "align": ALIGN,
     "align forks": FORKS,
+    "align rlhf": RLHF,
+    "align rlhf-scaling": SCALING,
+    "align critic": CRITIC,
     "evaluate tasks": ["examples=2", "max_tokens=4"],
     "evaluate agents": ["turns=2", "max_tokens=4"],
     "evaluate safety": ["max_tokens=4", "examples=2", "augmentations=2"],
@@ -125,6 +139,7 @@ def documented() -> list[list[str]]:
 
 def shortened(words: list[str], port: int) -> list[str]:
     made = [STAND_INS.get(word, word).replace(":8000", f":{port}") for word in words]
+    made = [f"{ROOT}/{word}" if word.startswith("recipes/") else word for word in made]
     if words[0] == "serve" and ("--attention" in words or any("ep=" in word for word in words)):
         made[1] = "out/tiny"  # a mixture
         for option, count in (("--attention", "1"), ("--experts", "2")):
@@ -137,8 +152,8 @@ def shortened(words: list[str], port: int) -> list[str]:
         kind += " " + made[made.index("--suite") + 1]
     elif kind in ("bench", "know"):
         kind += " " + words[1]
-    elif kind == "align" and "forks" in words[1]:
-        kind += " forks"
+    elif kind == "align" and (name := re.search(r"forks|critic|rlhf-scaling|rlhf", words[1])):
+        kind += f" {name[0]}"
     elif kind == "train" and "curriculum" in words[1]:
         kind += " curriculum"
     named = {word.partition("=")[0] for word in made}
@@ -256,11 +271,13 @@ def test_every_command_of_the_documents_runs(tmp_path: Path, monkeypatch: pytest
     )
     for name in ("a", "b"):
         shutil.copytree("out/tiny", f"out/{name}")
+    adapt = next(words for words in lines if words[:2] == ["align", "recipes/rlhf.yaml"])  # a document serves it before
+    run(adapt)
     make_pilots()
     server = Server(["serve", "out/tiny"], port)
     try:
         for words in lines:
-            if words not in (fetch, learn):
+            if words not in (fetch, learn, adapt):
                 made = Path(words[words.index("--out") + 1] if "--out" in words else words[-1])
                 if words[0] in ("compress", "convert", "align") and made.exists():
                     shutil.rmtree(made)  # the same command stands in two documents
