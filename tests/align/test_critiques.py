@@ -18,6 +18,7 @@ from moesaic.align.critiques.filters import Settled, settle
 from moesaic.align.critiques.items import Tribunal
 from moesaic.align.critiques.judges import EngineJudge, Question
 from moesaic.align.critiques.paths import Judged, checklists, single_answers
+from moesaic.align.critiques.planted import planted
 from moesaic.align.rewards import judge
 from moesaic.align.rewards.critic import CriticReward
 from moesaic.recipe import load_recipe
@@ -274,6 +275,29 @@ class TestChecklists:
             assert (matcher.inner.validate_tokens(tokens) == len(tokens)) == fits, text
 
 
+class TestPlanted:
+    def test_an_answer_may_end_with_any_verdict_and_what_is_known_of_it_stays(self) -> None:
+        found = [(item, one) for _, item, one in single_answers(GROUP * 60, tribunal(rates), ASKING, pairs=True)]
+        after = planted(found, 0.5, 0)
+        assert [one for _, one in after] == [one for _, one in found]  # critiques and sides
+        changed = [(old, new, one) for (old, _), (new, one) in zip(found, after, strict=True) if new != old]
+        assert len(found) / 3 < len(changed) < len(found) * 2 / 3
+        ends: dict[tuple[str, int], set[str]] = {}
+        for old, new, one in changed:
+            texts = [(i.answer.text, str(i.answer.facts.get("other", ""))) for i in (old, new)]
+            assert sum(a != b for a, b in zip(*texts, strict=True)) == 1  # one answer of a pair
+            [end] = [b.removeprefix(f"{a}\n\n") for a, b in zip(*texts, strict=True) if a != b]
+            ends.setdefault((new.asking.form, one.side), set()).add(end)
+        for side in (1, -1):  # on good answers and on poor ones alike
+            assert ends["pointwise", side] == {f"Rating: [[{n}]]" for n in range(1, 11)}
+            assert ends["pairwise", side] == {f"Verdict: [[{letter}]]" for letter in "ABC"}
+
+    def test_a_checklist_is_left_as_it_is(self) -> None:
+        judges = tribunal(TestChecklists.says_yes)
+        found = [(item, one) for _, item, one in checklists([Judged(TestChecklists.ANSWER, None)], judges, ASKING)]
+        assert planted(found, 1.0, 0) == found
+
+
 @pytest.fixture(scope="module")
 def trained(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The recipe on answers that are a word: a critic trained from its own critiques, and a step of GRPO with it."""
@@ -312,6 +336,8 @@ def test_a_critic_trained_from_itself_says_what_code_knows(trained: Path) -> Non
         json.loads(line) for line in (trained / "stages/1-critiques/critiques/critiques.jsonl").read_text().splitlines()
     ]
     assert kept and all(one["side"] == one["by_code"] for one in kept)
+    claims = sum("Rating: [[" in one["prompt"] for one in kept) / len(kept)
+    assert 0.1 < claims < 0.4  # a quarter of the answers rates itself
 
 
 def test_a_policy_is_rewarded_by_a_critic_of_an_earlier_stage(trained: Path) -> None:
@@ -324,6 +350,7 @@ def test_a_policy_is_rewarded_by_a_critic_of_an_earlier_stage(trained: Path) -> 
     [
         ("agree: 0.0", "nothing says which critiques hold"),
         ("agree: 0.5, forms: [listwise]", "forms are some of"),
+        ("agree: 0.5, planted: 1.5", "planted is a share"),
         ("agree: 0.5, teachers: [{model: judge}]", "a teacher is a directory"),
         ("agree: 0.5, teachers: [nowhere]", "nowhere"),
         ("truth: [{name: task}]", "task can judge nothing"),

@@ -297,6 +297,22 @@ IDEAS = [
         "align/critiques/paths.py",
     ),
     Idea(
+        "align/stages/critiques",
+        "some answers rate themselves",
+        "_claims(item, draw) if draw.random() < share else item",
+        "item",
+        "align/test_critiques.py::TestPlanted::test_an_answer_may_end_with_any_verdict_and_what_is_known_of_it_stays",
+        "align/critiques/planted.py",
+    ),
+    Idea(
+        "align/stages/critiques",
+        "and any rating may stand there",
+        "draw.choice(VERDICTS[item.asking.form])",
+        "VERDICTS[item.asking.form][-1]",
+        "align/test_critiques.py::TestPlanted::test_an_answer_may_end_with_any_verdict_and_what_is_known_of_it_stays",
+        "align/critiques/planted.py",
+    ),
+    Idea(
         "align/stages/distill",
         "the student's own completions",
         'if self.on == "data":\n            max_length',

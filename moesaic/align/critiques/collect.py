@@ -21,6 +21,7 @@ from moesaic.align.critiques.filters import Settled
 from moesaic.align.critiques.items import Item, Tribunal
 from moesaic.align.critiques.judges import Question
 from moesaic.align.critiques.paths import Found, Judged, checklists, single_answers
+from moesaic.align.critiques.planted import planted
 from moesaic.align.examples import Mixture
 from moesaic.align.rewards import Reward, judge
 from moesaic.align.rollouts.rejection import AT_ONCE, write_lines
@@ -47,6 +48,7 @@ class Plan:
     sampling: Mapping[str, Any]  # of answers
     keep: int  # critiques of one thing, at most
     balance: bool
+    planted: float  # share of the answers that end with a verdict on themselves
     seed: int
 
 
@@ -74,6 +76,7 @@ def collect(
             kept[kind].append((item, found))
     if plan.balance:
         kept = {kind: balanced(found, plan.seed) for kind, found in kept.items()}
+    kept = {kind: planted(found, plan.planted, plan.seed) for kind, found in kept.items()}
     lines, pairs = sft_lines(kept, plan.keep), preference_lines(kept)
     if not lines:
         problem = f"no critique is left of {tribunal.asked} things that were judged ({dict(tribunal.outcomes)})"

@@ -59,6 +59,7 @@ class Critiques(Stage):
     agree: float = 0.0  # share of a teacher's samples that must agree, and all teachers with them; 0: truth decides
     keep: int = 1  # critiques of one thing that are trained on
     balance: bool = True  # as many good as bad
+    planted: float = 0.25  # share of the answers that end with a verdict on themselves, which is not to be believed
     reference: bool = True
     brief: bool = False  # the critic is not told how to judge
     continue_with: Literal["model", "critic"] = (
@@ -91,6 +92,8 @@ class Critiques(Stage):
             raise ValueError("prompts, group, samples, keep, max_tokens, batch_tokens and max_length are at least 1")
         if not 0 <= self.agree <= 1:
             raise ValueError("agree is a share, from 0 to 1")
+        if not 0 <= self.planted <= 1:
+            raise ValueError("planted is a share, from 0 to 1")
         if not self.agree and not self.truth and self.forms != ("checklist",):
             raise ValueError("nothing says which critiques hold: name rewards as truth, or set agree above 0")
 
@@ -142,6 +145,7 @@ class Critiques(Stage):
             {"max_tokens": self.max_tokens, "temperature": self.temperature},
             self.keep,
             self.balance,
+            self.planted,
             self.seed,
         )
 
