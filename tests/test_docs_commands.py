@@ -29,6 +29,7 @@ from moesaic.cli import main
 from moesaic.evaluate.suites import machine
 from moesaic.serve.api import server as server_module
 from tests.test_docs import ROOT, command_lines
+from tests.test_recipes import anything
 from tests.waiting import PATIENCE, until
 
 SERVE = server_module.serve
@@ -40,7 +41,7 @@ STAND_INS = {
     "train.keep_every=20": "train.keep_every=5",
     "train.evaluate_every=20": "train.evaluate_every=5",
     "path=SMALLER_DIR": "path=out/smollm2",
-    "out/base": "out/rlhf/stages/1-sft",
+    "out/base": "out/rlhf/stages/2-rejection",
     "tuned=out/tuned/adapter": "tuned=out/rlhf/adapter",
     "out/sft": "out/aligned",
     "planner=out/planner": "planner=out/tiny",
@@ -77,8 +78,8 @@ TRACE = """step,rank,stage,kind,micro_batch,chunk,start,end
 ALIGN = [f"align.stages.{n}.{key}=2" for n in range(3) for key in ("steps", "evaluate_every", "save_every", "evaluate")]
 FORKS = ["align.stages.0.steps=2", f"align.stages.0.data=[{{path: '{ROOT}/recipes/fork-answers.jsonl'}}]"]
 ALIGN += ["align.stages.2.prompts=2", "align.stages.2.group=2", "align.stages.2.max_tokens=4"]
-RLHF = [f"align.stages.{n}.{key}=2" for n in range(3) for key in ("steps", "evaluate_every", "save_every", "evaluate")]
-RLHF += ["align.stages.1.pairs=64", "align.stages.2.prompts=2", "align.stages.2.max_tokens=4"]
+RLHF = [f"align.stages.{n}.{key}=2" for n in range(4) for key in ("steps", "evaluate_every", "save_every", "evaluate")]
+RLHF += [f"align.stages.{n}.{key}" for n in (1, 3) for key in ("prompts=2", "group=2", "max_tokens=4")]
 SCALING = ["study.axes={align.stages.1.group: [2, 3]}", "study.seeds=[0]", "align.stages.0.pairs=48"]
 SCALING += [f"align.stages.{n}.steps=1" for n in range(2)] + ["align.stages.1.evaluate_every=1"]
 SCALING += ["align.stages.1.evaluate=2", "align.stages.1.prompts=2", "align.stages.1.max_tokens=4"]
@@ -225,6 +226,7 @@ def test_every_command_of_the_documents_runs(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(machine, "WORKLOAD", replace(machine.WORKLOAD, layers=machine.WORKLOAD.layers[:1]))
     monkeypatch.setattr(machine, "LEARNING_STEPS", 1)
+    monkeypatch.setattr("moesaic.align.rollouts.rejection.chosen", anything)  # who knows nothing has no pairs
     monkeypatch.setattr(machine, "LONG_ENOUGH", 0.0)
     monkeypatch.setattr(server_module, "serve", serve_briefly)
     Path("keys.txt").write_text("a-key-of-some-length\n")
