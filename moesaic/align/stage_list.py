@@ -98,4 +98,4 @@ def _without_addresses(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     text = "none" if value is None else str(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
+    return text if len(text) <= 80 else f"{text[:30]}…{text[-49:]}"  # where paths differ

@@ -23,6 +23,7 @@ from moesaic.worlds.completions import requests_for
 from moesaic.worlds.environments import Environment, Episode, Step
 from moesaic.worlds.example import Example
 from tests.align.made import assert_refused
+from tests.align.test_selection import explored
 from tests.matrix import SELECTIONS
 from tests.serve.made import talking_model
 from tests.waiting import until
@@ -155,7 +156,9 @@ def test_without_a_drafter_it_is_refused(tmp_path):
 @pytest.mark.parametrize("name", SELECTIONS)
 def test_a_look_at_what_comes_does_not_choose(model, name):
     examples = Mixture([[Example(({"role": "user", "content": str(n)},)) for n in range(99)]] * 2, [1.0, 2.0])
-    selector = build(Method(name, SELECTIONS[name]), Selection, "test").begin(examples, model, 3)
+    more = {"share": 1.0} if name == "cropi" else {}  # so that more are chosen than are looked at
+    selection = build(Method(name, SELECTIONS[name] | more), Selection, "test")
+    selector = selection.begin(examples, model, 3, explored({}, []))
     first = selector.choose(4)
     state = selector.state()
     seen = selector.upcoming(4)
