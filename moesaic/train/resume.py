@@ -29,6 +29,9 @@ def steps_done(recipe: Recipe, out: Path, name: str) -> int:
         if (out / "config.json").exists():
             raise UserError(out, "holds a model that no run here has made", "Name another --out.")
         return 0
+    life = lineage.read(checkpoints.path(steps[-1]))
+    if life and life[-1]["stage"] != name:
+        raise UserError(out, f"holds a run of {life[-1]['stage']}, not of {name}", "Name another --out.")
     if steps[-1] > recipe.train.steps:
         problem = f"holds a run of {steps[-1]:,} steps, and train.steps is {recipe.train.steps:,}"
         raise UserError(out, problem, "Name another --out, or as many steps.")
@@ -38,9 +41,6 @@ def steps_done(recipe: Recipe, out: Path, name: str) -> int:
     if (seed := numbers["recipe"]["train"]["seed"]) != recipe.train.seed:
         problem = f"holds a run of seed {seed}, and {recipe.train.seed} is asked for"
         raise UserError(out, problem, "Name another --out, or the seed it was started with.")
-    life = lineage.read(checkpoints.path(steps[-1]))
-    if life and life[-1]["stage"] != name:
-        raise UserError(out, f"holds a run of {life[-1]['stage']}, not of {name}", "Name another --out.")
     init = recipe.train.init
     if "init" in numbers and numbers["init"] != fingerprint(init):
         problem = f"was not started from {f'the weights of {init}' if init else 'fresh weights'}"
