@@ -19,6 +19,7 @@ from moesaic.kernels.layer_weights import ExpertWeights
 from moesaic.kernels.quantized import QuantizedKernels
 from moesaic.model.directory import load
 from tests.compress.made import make
+from tests.waiting import until
 
 REQUEST = CompressionRequest(samples=4, length=64, check_tokens=0, min_expert_tokens=16)
 
@@ -88,7 +89,8 @@ def test_a_killed_distillation_resumes_from_its_checkpoint(model: Path, tmp_path
 
     with pytest.raises(KeyboardInterrupt):
         compress(model, method, tmp_path / "part", REQUEST, stop)
-    assert (tmp_path / ".part.compressing" / "run" / "checkpoints" / "step-00000025").is_dir()
+    saved = tmp_path / ".part.compressing" / "run" / "checkpoints" / "step-00000025"
+    until(saved.is_dir, "the checkpoint, which is written beside the steps")
     seen: list[int] = []
     compress(model, method, tmp_path / "part", REQUEST, lambda what, done, total: seen.append(done))
     assert seen[0] == 25
