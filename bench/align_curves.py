@@ -71,11 +71,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--no-record", action="store_true", help="print only")
+    parser.add_argument("--result", default="align_curves", help="name of the result's file")
     parser.add_argument("--steps", type=int, default=40)
     arguments = parser.parse_args()
     rows = [row for seed in arguments.seeds for row in life(seed, arguments.variants, arguments.steps)]
     if not arguments.no_record:
-        record("align_curves", rows)
+        record(arguments.result, rows)
 
 
 if __name__ == "__main__":
