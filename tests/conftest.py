@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import random
 import shutil
@@ -25,11 +24,12 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("TRITON_INTERPRET", str(int(shutil.which("nvidia-smi") is None)))
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
+from tests.figures import leave_blank
 from tests.slow import SLOW
 
 if TYPE_CHECKING:
@@ -58,27 +58,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
-# One white pixel.
-BLANK = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEANTWGuQAAAABJRU5ErkJggg==")
-
-
 @pytest.hookimpl(tryfirst=True)  # before fixtures, some of which train
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Every run ends with a figure of its curves. It is put together in every test, and rendered, which takes longer
-    than all of a tiny run, only in those that are marked to look at it."""
-    figure: Any = sys.modules.get("matplotlib.figure")
-    if figure is None:
-        return
-    rendered = figure.Figure.__dict__.get("rendered", figure.Figure.savefig)
-    figure.Figure.rendered = rendered
-    figure.Figure.savefig = rendered if item.get_closest_marker("figures") else blank
-
-
-def blank(figure: object, out: Any, **options: object) -> None:
-    if hasattr(out, "write"):
-        out.write(BLANK)
-    else:
-        Path(out).write_bytes(BLANK)
+    """Every run ends with a figure of its curves. It is put together in every test, and rendered only in those that are
+    marked to look at it."""
+    leave_blank(rendered=item.get_closest_marker("figures") is not None)
 
 
 @pytest.fixture(scope="module")  # no longer: while it is open, this thread has an event loop that runs

@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 
-IMPORTED = ["moesaic.train.pretrain", "moesaic.parallel.ranks", "moesaic.align.align"]
+from tests.figures import leave_blank
+
+IMPORTED = ["moesaic.train.pretrain", "moesaic.parallel.ranks", "moesaic.align.align", "matplotlib.figure", __name__]
 
 
 def on_ranks(world: int, check: Callable[..., None], folder: Path, *args: Any) -> None:
@@ -37,6 +39,7 @@ def start(function: Callable[..., None], args: tuple[Any, ...], world: int, join
 
 def _rank(rank: int, world: int, check: Callable[..., None], store: str, args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
+    leave_blank()
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
     try:
         check(rank, world, *args)
