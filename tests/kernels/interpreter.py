@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,37 +31,9 @@ def require() -> None:
     """Called by each of FILES: skips the rest of it in a process whose kernels are compiled for a GPU."""
     if not CHOSEN:
         pytest.skip("needs TRITON_INTERPRET=1, as test_interpreter.py runs it", allow_module_level=True)
-    patch_language_once()
+    from tests.kernels.quick_interpreter import make_quick
 
-
-def patch_language_once() -> None:
-    """Whenever a function calls another one, Triton's interpreter goes through all of `triton.language` again to patch
-    what is patched already. A third of the time went into that; here it is done once in each launch."""
-    from triton.runtime import interpreter
-
-    plain: Any = interpreter._patch_lang
-    if hasattr(plain, "patched"):
-        return
-    language = (interpreter.tl, interpreter.tl.core)
-    patched: set[int] = set()  # identities of its modules
-
-    def patch(function: Any) -> Any:
-        named = {id(value) for value in function.__globals__.values() if any(value is one for one in language)}
-        if named <= patched:  # inside a launch
-            return None  # which nobody looks at there
-        scope = plain(function)
-        patched.update(named)
-        restore = scope.restore
-
-        def restored() -> None:
-            patched.clear()
-            restore()
-
-        scope.restore = restored
-        return scope
-
-    patch.patched = patched  # type: ignore[attr-defined]
-    interpreter._patch_lang = patch  # type: ignore[assignment]
+    make_quick()
 
 
 def run_tests(file: str, **environment: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.parallel.ranks import on_ranks
 from tests.parallel.small_runs import SHAPES, as_rank, assert_close, assert_same, prepared, run
 
-STEPS = ("train.steps=8", "train.save_every=8")
+STEPS = ("train.steps=6", "train.save_every=6")
 EXACT = "parallel.exact=true"
 
 # Layouts of two and of four ranks, for all shapes; each in words of the command line.
