@@ -15,10 +15,11 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from types import ModuleType
 from typing import Any, TypeVar, cast, get_type_hints
 
-from pydantic import ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from moesaic.errors import UserError
 from moesaic.renamed import METHODS, OPTIONS, current, current_options
@@ -54,7 +55,12 @@ def known(base: type) -> list[str]:
     """The names of all methods of a kind: its folder's files, but for those whose name begins with an underscore."""
     package = importlib.import_module(base.__module__)
     assert hasattr(package, "__path__"), f"{base.__name__} must be defined in the __init__.py of its methods' folder"
-    found = pkgutil.iter_modules(package.__path__)
+    return list(_names(tuple(package.__path__)))
+
+
+@cache  # a recipe asks for dozens
+def _names(folders: tuple[str, ...]) -> list[str]:
+    found = pkgutil.iter_modules(folders)
     return sorted(module.name for module in found if not module.ispkg and not module.name.startswith("_"))
 
 
@@ -93,18 +99,23 @@ def build(method: Method, base: type[Base], origin: str | Origin, key: KeyPath =
         raise UserError(place((*key, "name"), where), f'no such method "{method.name}"{close}', everything)
 
     kind = _class_in(_import(f"{base.__module__}.{method.name}", method, place(key, where)), base)
-    hints = get_type_hints(kind, include_extras=True)  # with the bounds of Annotated
-    fields = [option for option in dataclasses.fields(cast(Any, kind)) if option.init]
-    shape = create_model(
-        kind.__name__,
-        __config__=ConfigDict(**STRICT, protected_namespaces=()),
-        **cast(Any, {option.name: (hints[option.name], _default(option)) for option in fields}),
-    )
-    options = validate(shape, method.options, where, key, f"option of {method.name}")
+    options = validate(_shape(kind), method.options, where, key, f"option of {method.name}")
     try:
         return kind(**{name: getattr(options, name) for name in method.options})
     except ValueError as error:  # a method's own check of options that must go together
         raise UserError(place(key, where), str(error)) from error
+
+
+@cache
+def _shape(kind: type) -> type[BaseModel]:
+    """What the options of a method must be."""
+    hints = get_type_hints(kind, include_extras=True)  # with the bounds of Annotated
+    fields = [option for option in dataclasses.fields(cast(Any, kind)) if option.init]
+    return create_model(
+        kind.__name__,
+        __config__=ConfigDict(**STRICT, protected_namespaces=()),
+        **cast(Any, {option.name: (hints[option.name], _default(option)) for option in fields}),
+    )
 
 
 def _import(name: str, method: Method, place: str) -> ModuleType:

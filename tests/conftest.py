@@ -60,8 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures, some of which train
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Every run ends with a figure of its curves. It is put together in every test, and rendered only in those that are
-    marked to look at it."""
+    """Every run ends with a figure of its curves, which is rendered only in tests that are marked to look at it."""
     leave_blank(rendered=item.get_closest_marker("figures") is not None)
 
 

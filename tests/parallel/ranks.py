@@ -17,7 +17,14 @@ import torch.multiprocessing as processes
 
 from tests.figures import leave_blank
 
-IMPORTED = ["moesaic.train.pretrain", "moesaic.parallel.ranks", "moesaic.align.align", "matplotlib.figure", __name__]
+IMPORTED = [
+    "moesaic.train.pretrain",
+    "moesaic.parallel.ranks",
+    "moesaic.align.align",
+    "moesaic.train.report.plot",
+    "matplotlib.figure",
+    __name__,
+]
 
 
 def on_ranks(world: int, check: Callable[..., None], folder: Path, *args: Any) -> None:

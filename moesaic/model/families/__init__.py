@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from dataclasses import replace
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -27,7 +28,12 @@ _SHARED = {"encoders", "keys", "latent", "places", "sigmoid", "traits"}
 
 
 def known() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _SHARED)
+    return list(_names(tuple(__path__)))
+
+
+@cache  # asked for every tensor of a checkpoint
+def _names(folders: tuple[str, ...]) -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(folders) if module.name not in _SHARED)
 
 
 def family_for(name: str, place: object) -> ModuleType:
