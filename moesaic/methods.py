@@ -99,7 +99,7 @@ def build(method: Method, base: type[Base], origin: str | Origin, key: KeyPath =
         raise UserError(place((*key, "name"), where), f'no such method "{method.name}"{close}', everything)
 
     kind = _class_in(_import(f"{base.__module__}.{method.name}", method, place(key, where)), base)
-    options = validate(_shape(kind), method.options, where, key, f"option of {method.name}")
+    options = validate(_shape(cast(Any, kind)), method.options, where, key, f"option of {method.name}")
     try:
         return kind(**{name: getattr(options, name) for name in method.options})
     except ValueError as error:  # a method's own check of options that must go together

@@ -37,6 +37,8 @@ from tests.ideas import IDEAS, Idea
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "moesaic"
+# Of pytest: nobody reads what they say, and the last two collect all garbage of the process after every idea.
+UNWANTED = ("terminal", "cacheprovider", "unraisableexception", "threadexception")
 SECONDS = 1800  # a mutant may never come to an end
 # Who fails is asked for, not for the smallest example of it.
 settings.register_profile("mutant", phases=(Phase.explicit, Phase.generate), deadline=None, database=None)
@@ -143,7 +145,7 @@ def outcome(nodes: Sequence[str]) -> Outcome:
     _forget()
     seen = Outcome()
     options = ["-o", "addopts=--import-mode=importlib", "--capture=no", "--rootdir", str(TESTS.parent)]
-    plugins = [part for name in ("terminal", "cacheprovider") for part in ("-p", f"no:{name}")]
+    plugins = [part for name in UNWANTED for part in ("-p", f"no:{name}")]
     alone = os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # others take longer to begin than most of these tests to run
     alarm = signal.signal(signal.SIGALRM, _too_long)

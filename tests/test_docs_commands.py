@@ -62,6 +62,7 @@ STAND_INS = {
     "augmentations=25": "augmentations=2",
     "max_tokens=2048": "max_tokens=4",
     "turns=6": "turns=2",
+    "steps=20": "steps=4",
     "tasks=all": "tasks=passage_count",
 }
 # Two steps of two pipeline stages, one micro-batch each; the second stage is slower in the second step.
@@ -96,12 +97,22 @@ CRITIC += [
 SOURCES = "{name: code, path: 'builtin:stdlib', documents: 40}, {name: sums, path: 'builtin:sums', documents: 300}"
 TWO = [f"data.sources=[{SOURCES}]"]
 TWO += ["data.tokenizer_sample=100000", "train.batch_tokens=256", "train.evaluate_tokens=1000"]
+TRAIN = [
+    "train.warmup_steps=5",
+    "train.batch_tokens=256",
+    "data.sequence_length=64",
+    "data.sources=[{name: sums, path: 'builtin:sums', documents: 600}]",
+]
 SHORT = {
     "train curriculum": [*TWO, "train.steps=20", "train.warmup_steps=2"],
+    "train tiny": ["train.steps=70", "train.save_every=70"],  # a law is fitted to it
+    "quantiles": [*TWO, "--steps", "2", "--quantiles", "2", "--tokens", "500"],
+    "train": ["train.steps=20", "train.save_every=20", *TRAIN],
+    "train tiny": ["train.steps=70", "train.save_every=70", *TRAIN],  # a law is fitted to it
     "quantiles": [*TWO, "--steps", "2", "--quantiles", "2", "--tokens", "500"],
     "train": [
-        "train.steps=70",
-        "train.save_every=70",
+        "train.steps=12",
+        "train.save_every=12",
         "train.warmup_steps=5",
         "train.batch_tokens=256",
         "data.sequence_length=64",
@@ -120,6 +131,8 @@ SHORT = {
     "evaluate longcontext": ["examples=1"],
     "evaluate multihop": ["max_tokens=4", "people=4", "distractors=0"],
     "evaluate machine": ["seconds=0.1"],
+    "plan energy": ["--seconds", "60"],
+    "compress": ["--samples", "4", "--length", "64"],
     "know demo": ["--words-only", "--quotes-only"],
     "bench serve": ["--requests", "5", "--rate", "100", "--words", "8", "--max-tokens", "4"],
 }
@@ -151,12 +164,14 @@ def shortened(words: list[str], port: int) -> list[str]:
     kind = words[0]
     if kind == "evaluate":
         kind += " " + made[made.index("--suite") + 1]
-    elif kind in ("bench", "know"):
+    elif kind in ("bench", "know", "plan"):
         kind += " " + words[1]
     elif kind == "align" and (name := re.search(r"forks|critic|rlhf-scaling|rlhf", words[1])):
         kind += f" {name[0]}"
     elif kind == "train" and "curriculum" in words[1]:
         kind += " curriculum"
+    elif kind == "train" and words[-1] == "out/tiny":
+        kind += " tiny"
     named = {word.partition("=")[0] for word in made}
     more = [word for word in SHORT.get(kind, []) if word.partition("=")[0] not in named]
     return made + more
