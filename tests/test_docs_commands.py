@@ -105,19 +105,9 @@ TRAIN = [
 ]
 SHORT = {
     "train curriculum": [*TWO, "train.steps=20", "train.warmup_steps=2"],
-    "train tiny": ["train.steps=70", "train.save_every=70"],  # a law is fitted to it
     "quantiles": [*TWO, "--steps", "2", "--quantiles", "2", "--tokens", "500"],
     "train": ["train.steps=20", "train.save_every=20", *TRAIN],
     "train tiny": ["train.steps=70", "train.save_every=70", *TRAIN],  # a law is fitted to it
-    "quantiles": [*TWO, "--steps", "2", "--quantiles", "2", "--tokens", "500"],
-    "train": [
-        "train.steps=12",
-        "train.save_every=12",
-        "train.warmup_steps=5",
-        "train.batch_tokens=256",
-        "data.sequence_length=64",
-        "data.sources=[{name: sums, path: 'builtin:sums', documents: 600}]",
-    ],
     "prepare": ["data.sources=[{name: sums, path: 'builtin:sums', documents: 200}]"],
     "topics": ["--common", "1", "--iterations", "2"],
     "align": ALIGN,
