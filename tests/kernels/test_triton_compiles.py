@@ -7,6 +7,8 @@ source, the target and its own version: what has not changed since the last time
 
 import os
 import re
+import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +36,7 @@ else:
     from moesaic.kernels.triton.experts.hopper import decode as hopper_decode
     from moesaic.kernels.triton.experts.hopper import grouped as hopper
     from moesaic.kernels.triton.experts.sort import Routing
+    from moesaic.kernels.triton.float8.hopper import matmul as float8
     from moesaic.kernels.triton.quantized import decode as quantized_decode
     from moesaic.kernels.triton.quantized import matmul as quantized_matmul
     from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
@@ -95,6 +98,35 @@ else:
             assert "setmaxnreg" in kernel.asm["ptx"], "warps are not specialised"
             assert "ld.local" not in kernel.asm["ptx"]
             assert kernel.metadata.shared <= 227 * 1024
+
+    @pytest.mark.parametrize("tile", [float8.Tile(), float8.Tile(256, 128), float8.Tile(128, 128, 6)], ids=str)
+    def test_float8_matmuls(monkeypatch, tmp_path, tile):
+        """Sums of two parts, and the sum that is being made, have registers without spilling any."""
+        kernels = []
+        monkeypatch.setattr(float8, "float8_matmul", Compiler(float8.float8_matmul, kernels))
+        monkeypatch.setattr(float8, "processors", lambda device: 132)
+        triton.runtime.driver.set_active(Pretended())
+        x8, up, down = (empty(*shape).to(torch.float8_e4m3fn) for shape in ((P, D), (E, 2 * F, D), (E, D, F)))
+        scales_GP, scales_ENG = torch.empty(4, P), torch.empty(E, 6, 4)
+        sorted_rows = replace(routing(), align=tile.rows // 2)
+        float8.matmul(x8, scales_GP, up, scales_ENG, None, sorted_rows, tile)
+        if tile == float8.Tile():
+            float8.matmul(x8, scales_GP, up[:1], scales_ENG[:1], empty(2 * F))
+            for save in (True, False):
+                _, *hidden = float8.gate_up(x8, scales_GP, up, scales_ENG, sorted_rows, save)
+            float8.matmul(*hidden, down, torch.empty(E, 4, 3), None, sorted_rows)
+        for kernel in kernels:
+            ptx = kernel.asm["ptx"]
+            assert "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3" in ptx and "setmaxnreg" in ptx
+            assert spilled(kernel, tmp_path) == 0 and kernel.metadata.shared <= 227 * 1024
+
+    def spilled(kernel, directory):
+        """Bytes of registers that a kernel keeps in memory, as its binary says."""
+        binary = directory / "kernel.cubin"
+        binary.write_bytes(kernel.asm["cubin"])
+        tool = triton.knobs.nvidia.cuobjdump.path
+        usage = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True, check=True).stdout
+        return int(re.search(r"STACK:(\d+)", usage)[1])
 
     @pytest.fixture
     def launched(monkeypatch):

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from moesaic.kernels.interface import Routes
+from moesaic.kernels.triton.experts.sort import route
 from moesaic.kernels.triton.float8.matmul import round_rows
+from moesaic.kernels.triton.float8.rounding import round_sorted
 from moesaic.kernels.triton.float8.weight import Float8Weight, experts
 from tests.kernels import interpreter
 
@@ -36,6 +38,21 @@ def test_rows_are_rounded_to_what_float8_can_say(inputs):
     carried = (wanted.abs().log2() % 1 == 0) & (wanted.abs() > (x_TI / spread).abs())
     assert torch.equal(numbers_TI.float()[~carried], wanted[~carried])
     assert (numbers_TI.float().abs().amax(1)[[0, 1, 2, 4]] == 448).all() and not numbers_TI[3].float().any()
+
+
+@pytest.mark.parametrize("inputs", [128, 200, 1100])
+def test_rows_are_rounded_in_the_order_of_their_experts(inputs):
+    x_TI, routes_TK = torch.randn(9, inputs), torch.tensor([[0, 2], [1, -1], [2, 0]] * 3, dtype=torch.int32)
+    routing = route(routes_TK, 3, 16)
+    numbers_TI, scales_TG = round_rows(x_TI)
+    numbers_PI, scales_GP = round_sorted(x_TI, routing, 2)
+    for assignment, slot in enumerate(routing.slots_N.tolist()):
+        if slot >= 0:
+            assert torch.equal(numbers_PI[slot].view(torch.uint8), numbers_TI[assignment // 2].view(torch.uint8))
+            assert torch.equal(scales_GP[:, slot], scales_TG[assignment // 2])
+    assert routing.slots_N.ge(0).sum() == 15 and scales_GP.shape[1] >= routing.rows
+    plain, plain_GT = round_sorted(x_TI)
+    assert torch.equal(plain.float(), numbers_TI.float()) and torch.equal(plain_GT[:, :9].T, scales_TG)
 
 
 def test_rounding_takes_the_gate_along():

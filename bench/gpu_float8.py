@@ -1,0 +1,181 @@
+"""Float8 matmuls of many rows on one Hopper GPU: tiles beside the bf16 kernel, microseconds in a CUDA graph.
+
+python bench/gpu_float8.py
+python bench/gpu_float8.py --check       the same bits as the kernel of few rows, for every tile, and no timing
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench.gpu_experts import graphed
+from moesaic.kernels.triton.experts.hopper import grouped as bf16
+from moesaic.kernels.triton.experts.sort import Routing, route
+from moesaic.kernels.triton.float8.hopper import matmul as many
+from moesaic.kernels.triton.float8.hopper.matmul import Tile
+from moesaic.kernels.triton.float8.matmul import matmul as few
+from moesaic.kernels.triton.float8.matmul import round_rows
+from moesaic.kernels.triton.float8.rounding import round_sorted
+from moesaic.kernels.triton.float8.weight import Float8Weight
+
+SHAPES = {"Qwen3-30B": (2048, 768, 128, 8), "GLM-4.5-Air": (4096, 1408, 128, 8)}
+TILES = [
+    Tile(128, 256, 4, 16),
+    Tile(128, 256, 3, 16),
+    Tile(256, 128, 4, 8),
+    Tile(128, 128, 6, 16),
+]
+
+
+def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(*shape, device="cuda") * scale).bfloat16()
+
+
+def routed(T: int, E: int, K: int, align: int) -> Routing:
+    return route(torch.rand(T, E, device="cuda").topk(K, -1).indices.int(), E, align)
+
+
+def align_of(tile: Tile) -> int:
+    return tile.rows // 2
+
+
+def tried(name: str, run: Callable[[], str]) -> None:
+    """What fails is said, and the rest goes on."""
+    try:
+        print(f"{name:60}", run(), flush=True)
+    except Exception:
+        print(f"{name:60}", "FAILED", flush=True)
+        traceback.print_exc()
+
+
+def compare(found: torch.Tensor, wanted: torch.Tensor) -> str:
+    same = torch.equal(found, wanted)
+    off = (found.float() - wanted.float()).abs().max().item()
+    return f"same bits: {same}, largest difference {off:.3g} of {wanted.float().abs().max().item():.3g}"
+
+
+def check() -> None:
+    torch.manual_seed(0)
+    for T, outputs, inputs, tile in [
+        (3000, 5120, 2048, TILES[0]), (3000, 5120, 2048, TILES[2]), (3000, 5120, 2048, TILES[3]),
+        (257, 1408, 4096, TILES[0]), (300, 304, 720, TILES[0]),
+    ]:  # fmt: skip
+        weight, x_TI, bias = (
+            Float8Weight.rounded(random(outputs, inputs, scale=0.02)),
+            random(T, inputs),
+            random(outputs),
+        )
+        numbers = weight.numbers_EOI, weight.scales_ENG
+
+        def plain(numbers=numbers, x_TI=x_TI, bias=bias, tile=tile) -> str:
+            x8, scales = round_rows(x_TI)
+            x8_again, scales_GP = round_sorted(x_TI)
+            assert torch.equal(x8.view(torch.uint8), x8_again.view(torch.uint8))
+            assert torch.equal(scales, scales_GP.T[: len(x_TI)])
+            wanted = few(x8, scales, *numbers, torch.bfloat16, bias)
+            return compare(many.matmul(x8_again, scales_GP, *numbers, bias, None, tile), wanted)
+
+        tried(f"linear {T} x {inputs} -> {outputs}, {tile}", plain)
+    for name, (D, F, E, K) in {
+        "small": (512, 384, 16, 4),
+        "Qwen": (2048, 768, 32, 8),
+        "GLM": (4096, 1408, 32, 8),
+    }.items():
+        up, down = (
+            Float8Weight.rounded(random(E, 2 * F, D, scale=0.03)),
+            Float8Weight.rounded(random(E, D, F, scale=0.03)),
+        )
+        x_TD = random(1000, D)
+        for tile in TILES:
+            routing = routed(1000, E, K, align_of(tile))
+
+            def grouped(routing=routing, up=up, down=down, x_TD=x_TD, tile=tile, K=K) -> str:
+                x8, scales_GP = round_sorted(x_TD, routing, K)
+                real = torch.zeros(routing.rows, dtype=torch.bool, device="cuda")
+                real[routing.slots_N.long()] = True
+                first, second = (up.numbers_EOI, up.scales_ENG), (down.numbers_EOI, down.scales_ENG)
+                scales_PG = scales_GP.T[: routing.rows].contiguous()
+                wanted = few(x8, scales_PG, *first, torch.bfloat16, routing=routing)
+                told = compare(many.matmul(x8, scales_GP, *first, None, routing, tile)[real], wanted[real])
+                if (tile.rows, tile.columns) == (128, 256):
+                    saved, hidden, hidden_GP = many.gate_up(x8, scales_GP, *first, routing, True, tile)
+                    h8, h_scales = round_rows(wanted, gated=True)
+                    told += f"\n    saved: {compare(saved[real], wanted[real])}"
+                    told += f"\n    hidden: {compare(hidden.float()[real], h8.float()[real])}"
+                    told += f"\n    their scales: {compare(hidden_GP.T[: routing.rows][real], h_scales[real])}"
+                    _, again, again_GP = many.gate_up(x8, scales_GP, *first, routing, False, tile)
+                    told += f"\n    not saved: {compare(again.float()[real], h8.float()[real])}"
+                    out = few(h8, h_scales, *second, torch.bfloat16, routing=routing)
+                    found = many.matmul(again, again_GP, *second, None, routing, tile)
+                    told += f"\n    down: {compare(found[real], out[real])}"
+                return told
+
+            tried(f"{name}, {tile}", grouped)
+
+
+def time() -> None:
+    torch.manual_seed(0)
+    for name, (D, F, E, K) in SHAPES.items():
+        plain = [random(E, 2 * F, D, scale=0.02), random(E, D, F, scale=0.02)]
+        up, down = map(Float8Weight.rounded, plain)
+        first, second = (up.numbers_EOI, up.scales_ENG), (down.numbers_EOI, down.scales_ENG)
+        for T in (16384, 4096, 1024) if name == "Qwen3-30B" else (16384, 4096):
+            flops = 2 * T * K * D * F
+            x_TD = random(T, D)
+            wide = routed(T, E, K, 128)
+            x_PD, x_PF = random(wide.rows, D), random(wide.rows, F)
+
+            def told(us: float, flops: float) -> str:
+                return f"{us:8.1f} us {flops / us / 1e6:7.0f} TFLOP/s"
+
+            def bf16_up(x_PD=x_PD, plain=plain, wide=wide, flops=flops) -> str:
+                return told(graphed([lambda: bf16.gate_up(x_PD, plain[0], wide, False)]), 2 * flops)
+
+            def bf16_down(x_PF=x_PF, plain=plain, wide=wide, flops=flops) -> str:
+                return told(graphed([lambda: bf16.rows(x_PF, plain[1], wide, False)]), flops)
+
+            tried(f"{name} T={T} bf16 gate_up", bf16_up)
+            tried(f"{name} T={T} bf16 down", bf16_down)
+            for tile in TILES:
+                routing = routed(T, E, K, align_of(tile))
+                x8, scales_GP = round_sorted(x_TD, routing, K)
+                h8, h_scales = round_sorted(random(routing.rows, F))
+
+                def tile_up(x8=x8, scales_GP=scales_GP, first=first, routing=routing, tile=tile, flops=flops) -> str:
+                    if (tile.rows, tile.columns) == (128, 256):
+                        us = graphed([lambda: many.gate_up(x8, scales_GP, *first, routing, False, tile)])
+                        saved = graphed([lambda: many.gate_up(x8, scales_GP, *first, routing, True, tile)])
+                        bare = graphed([lambda: many.matmul(x8, scales_GP, *first, None, routing, tile)])
+                        return f"{told(us, 2 * flops)}; saved {told(saved, 2 * flops)}; plain {told(bare, 2 * flops)}"
+                    return told(graphed([lambda: many.matmul(x8, scales_GP, *first, None, routing, tile)]), 2 * flops)
+
+                def tile_down(h8=h8, h_scales=h_scales, second=second, routing=routing, tile=tile, flops=flops) -> str:
+                    return told(graphed([lambda: many.matmul(h8, h_scales, *second, None, routing, tile)]), flops)
+
+                tried(f"{name} T={T} gate_up {tile}", tile_up)
+                tried(f"{name} T={T} down {tile}", tile_down)
+            routing = routed(T, E, K, 64)
+
+            def rounding(x_TD=x_TD, routing=routing, K=K) -> str:
+                return f"{graphed([lambda: round_sorted(x_TD, routing, K)]):8.1f} us"
+
+            tried(f"{name} T={T} rounded and sorted", rounding)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    with torch.no_grad():
+        check() if options.check else time()
+
+
+if __name__ == "__main__":
+    main()

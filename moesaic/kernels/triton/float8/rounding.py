@@ -1,0 +1,64 @@
+"""Round rows to float8 in the form that the matmuls of many rows read: in their experts' order, scales by group.
+
+x8_PI, scales_GP = round_sorted(x_TI, routing, K)
+x8_TI, scales_GP = round_sorted(x_TI)
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+import torch
+import triton
+import triton.language as tl
+
+from moesaic.kernels.triton.experts.sort import Routing
+from moesaic.kernels.triton.launch import launch
+
+BLOCK = 128  # inputs that share a scale
+GROUPS = 8  # of inputs that a program rounds
+WHOLE = 256  # rows of scales are filled up to multiples of this: what reads them reads whole tiles
+
+
+@triton.jit
+def round_sorted_kernel(
+    x_TI, slots_N, x8_PI, scales_GP, INPUTS, STRIDE, K: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """A row is read once, and written for each of its K assignments. The operations of `round_kernel`, to its bits."""
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    column = group[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = column < INPUTS
+    x = tl.load(x_TI + row * INPUTS + column, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(x), 1) / 448.0, 1e-12)
+    numbers = (x / scale[:, None]).to(tl.float8e4nv)
+    groups = tl.cdiv(INPUTS, BLOCK)
+    for k in tl.static_range(K):
+        slot = row
+        if slots_N is not None:
+            slot = tl.load(slots_N + row * K + k).to(tl.int64)
+        kept = slot >= 0
+        tl.store(x8_PI + slot * INPUTS + column, numbers, mask=inside & kept)
+        tl.store(scales_GP + group.to(tl.int64) * STRIDE + slot, scale, mask=(group < groups) & kept)
+
+
+def round_sorted(x_TI: torch.Tensor, routing: Routing | None = None, choices: int = 1):
+    """Numbers, and scales of each group of all rows. With a routing, rows are those of assignments."""
+    T, inputs = x_TI.shape
+    P = T if routing is None else routing.rows
+    stride = triton.cdiv(P, WHOLE) * WHOLE
+    x8_PI = torch.empty(P, inputs, dtype=torch.float8_e4m3fn, device=x_TI.device)
+    scales_GP = torch.empty(triton.cdiv(inputs, BLOCK), stride, dtype=torch.float32, device=x_TI.device)
+    if T:
+        launch(
+            round_sorted_kernel,
+            (T, triton.cdiv(inputs, GROUPS * BLOCK)),
+            x_TI.contiguous(),
+            None if routing is None else routing.slots_N,
+            x8_PI,
+            scales_GP,
+            inputs,
+            stride,
+            K=choices,
+            GROUPS=GROUPS,
+            BLOCK=BLOCK,
+            num_warps=4,
+        )
+    return x8_PI, scales_GP
