@@ -15,12 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
+from moesaic.kernels.float8 import BLOCK
 from moesaic.kernels.triton.experts.sort import RECORD, Routing
 from moesaic.kernels.triton.launch import launch
 
-BLOCK = 128  # inputs, and outputs, that share a scale
-LARGEST = 448.0  # of e4m3
-TINY = 1e-12  # the scale of zeros
 GROUPS = 8  # of inputs that a program rounds
 MIN_ROWS, MAX_ROWS = (
     16,

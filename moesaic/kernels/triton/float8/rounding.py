@@ -5,14 +5,16 @@ x8_TI, scales_GP = round_sorted(x_TI)
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
+from moesaic.kernels.float8 import BLOCK
 from moesaic.kernels.triton.experts.sort import Routing
 from moesaic.kernels.triton.launch import launch
 
-BLOCK = 128  # inputs that share a scale
 GROUPS = 8  # of inputs that a program rounds
 WHOLE = 256  # rows of scales are filled up to multiples of this: what reads them reads whole tiles
 
@@ -62,3 +64,56 @@ def round_sorted(x_TI: torch.Tensor, routing: Routing | None = None, choices: in
             num_warps=4,
         )
     return x8_PI, scales_GP
+
+
+class BothWays(NamedTuple):
+    """Numbers and scales of matrices, as they are and turned about their diagonal: the same ones, in another order."""
+
+    straight: tuple[torch.Tensor, torch.Tensor]  # (E, O, I) and (E, N, G)
+    turned: tuple[torch.Tensor, torch.Tensor]  # (E, I, O) and (E, G, N)
+
+
+@triton.jit
+def round_both_ways_kernel(
+    weight_EOI, numbers_EOI, scales_ENG, numbers_EIO, scales_EGN, OUTPUTS, INPUTS, BLOCK: tl.constexpr
+):
+    """One block of one matrix."""
+    expert, group, block = tl.program_id(2).to(tl.int64), tl.program_id(0), tl.program_id(1)
+    blocks, groups = tl.cdiv(OUTPUTS, BLOCK), tl.cdiv(INPUTS, BLOCK)
+    o = block * BLOCK + tl.arange(0, BLOCK)[:, None]
+    i = group * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = (o < OUTPUTS) & (i < INPUTS)
+    at = (expert * OUTPUTS + o) * INPUTS + i
+    weight = tl.load(weight_EOI + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.max(tl.abs(weight), 1), 0) / 448.0, 1e-12)
+    numbers = (weight / scale).to(tl.float8e4nv)
+    tl.store(numbers_EOI + at, numbers, mask=inside)
+    tl.store(scales_ENG + (expert * blocks + block) * groups + group, scale)
+    turned_at = (expert * INPUTS + tl.trans(i)) * OUTPUTS + tl.trans(o)
+    tl.store(numbers_EIO + turned_at, tl.trans(numbers), mask=tl.trans(inside))
+    tl.store(scales_EGN + (expert * groups + group) * blocks + block, scale)
+
+
+def round_both_ways(weight_EOI: torch.Tensor) -> BothWays:
+    E, outputs, inputs = weight_EOI.shape
+    blocks, groups = triton.cdiv(outputs, BLOCK), triton.cdiv(inputs, BLOCK)
+
+    def made(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=weight_EOI.device)
+
+    straight, turned = (
+        (made(E, *sides, dtype=torch.float8_e4m3fn), made(E, *parts, dtype=torch.float32))
+        for sides, parts in (((outputs, inputs), (blocks, groups)), ((inputs, outputs), (groups, blocks)))
+    )
+    launch(
+        round_both_ways_kernel,
+        (groups, blocks, E),
+        weight_EOI.contiguous(),
+        *straight,
+        *turned,
+        outputs,
+        inputs,
+        BLOCK=BLOCK,
+        num_warps=8,
+    )
+    return BothWays(straight, turned)

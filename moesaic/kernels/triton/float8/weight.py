@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from moesaic.kernels.float8 import BLOCK, block_numbers
 from moesaic.kernels.interface import Routes
 from moesaic.kernels.quantized import QuantizedWeight
 from moesaic.kernels.triton.dependent_launch import is_hopper
 from moesaic.kernels.triton.experts import rows
 from moesaic.kernels.triton.experts.sort import route
-from moesaic.kernels.triton.float8.matmul import BLOCK, LARGEST, TINY, matmul, round_rows, tile_rows
+from moesaic.kernels.triton.float8.matmul import matmul, round_rows, tile_rows
 from moesaic.kernels.triton.float8.rounding import round_sorted
 
 FEW = 64  # assignments that are not sorted by expert: each is a tile of its own
@@ -35,13 +35,7 @@ class Float8Weight(QuantizedWeight):
     @classmethod
     def rounded(cls, weight: Tensor) -> Float8Weight:
         """A plain matrix, or those of experts, in float8: each block's largest number becomes the largest there is."""
-        *outer, outputs, inputs = weight.shape
-        high, wide = -outputs % BLOCK, -inputs % BLOCK
-        blocks = F.pad(weight.float(), (0, wide, 0, high)).unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))
-        scales = (blocks.abs().amax((-3, -1)) / LARGEST).clamp(min=TINY)
-        numbers = (blocks / scales[..., :, None, :, None]).flatten(-4, -3).flatten(-2, -1)
-        kept = numbers[..., :outputs, :inputs].to(torch.float8_e4m3fn).contiguous()
-        return cls(kept, scales, weight.dtype)
+        return cls(*block_numbers(weight), weight.dtype)
 
     @property
     def device(self) -> torch.device:

@@ -15,12 +15,12 @@ import triton
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from moesaic.kernels.float8 import BLOCK
 from moesaic.kernels.triton.dependent_launch import processors
 from moesaic.kernels.triton.experts.sort import RECORD, Routing
 from moesaic.kernels.triton.float8.hopper.kernel import float8_matmul
 from moesaic.kernels.triton.launch import launch
 
-BLOCK = 128  # inputs, and outputs, that share a scale
 ALIGN = 64  # rows to which an expert's are padded: a tile is twice as many
 KINDS = {torch.float8_e4m3fn: gl.float8e4nv, torch.bfloat16: gl.bfloat16}
 

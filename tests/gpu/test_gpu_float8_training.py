@@ -1,0 +1,72 @@
+"""Training in float8 on a real GPU: the kernels beside what they mean in plain PyTorch, and a whole model's steps.
+
+pytest tests/gpu/test_gpu_float8_training.py
+"""
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device: these tests run on a GPU", allow_module_level=True)
+
+from moesaic.kernels.float8 import Float8Kernels, ReferenceFloat8, block_numbers
+from moesaic.kernels.interface import Routes
+from moesaic.kernels.layer_weights import ExpertWeights
+from moesaic.kernels.triton.float8.rounding import round_both_ways
+from moesaic.kernels.triton.float8.training import HopperFloat8
+from tests.gpu.models import error
+
+if torch.cuda.get_device_capability()[0] != 9:
+    pytest.skip("these kernels are for Hopper", allow_module_level=True)
+
+
+def random(*shape, seed=0, scale=1.0):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return (torch.randn(*shape, generator=generator, device="cuda") * scale).bfloat16()
+
+
+def gradients(run, *inputs):
+    """The output, and the gradients of what takes one."""
+    inputs = [tensor.detach().clone().requires_grad_(tensor.is_floating_point()) for tensor in inputs]
+    out = run(*inputs)
+    out.backward(random(*out.shape, seed=99))
+    return [out.detach(), *(tensor.grad for tensor in inputs if tensor.requires_grad)]
+
+
+@pytest.mark.parametrize("shape", [(1, 300, 200), (3, 384, 256)])
+def test_weights_are_rounded_both_ways_to_the_same_numbers(shape):
+    weight = random(*shape, scale=0.02)
+    (numbers, scales), turned = round_both_ways(weight)
+    wanted, wanted_scales = block_numbers(weight)
+    assert torch.equal(numbers.view(torch.uint8), wanted.view(torch.uint8)) and torch.equal(scales, wanted_scales)
+    assert torch.equal(turned[0].view(torch.uint8), wanted.mT.contiguous().view(torch.uint8))
+    assert torch.equal(turned[1], wanted_scales.mT)
+
+
+@pytest.mark.parametrize("rows, outputs, inputs", [(1000, 1024, 2048), (37, 272, 400)])
+def test_a_linear_map_and_its_gradients(rows, outputs, inputs):
+    given = random(rows, inputs), random(outputs, inputs, scale=0.02), random(outputs)
+    found, wanted = gradients(HopperFloat8().linear, *given), gradients(ReferenceFloat8().linear, *given)
+    for one, other in zip(found, wanted, strict=True):
+        assert error(one, other) < 5e-3
+
+
+@pytest.mark.parametrize("shape", [(512, 256, 8, 2, 700), (2048, 768, 16, 4, 1500)], ids=str)
+def test_experts_and_their_gradients(shape):
+    D, F, E, K, T = shape
+    x_TD, up, down = random(T, D), random(E, 2 * F, D, scale=0.03, seed=1), random(E, D, F, scale=0.03, seed=2)
+    torch.manual_seed(0)
+    routes_TK = torch.rand(T, E, device="cuda").topk(K, -1).indices
+    weights_TK = torch.rand(T, K, device="cuda")
+
+    def by(matmuls):
+        def run(x_TD, weights_TK, up, down):
+            return matmuls.experts(x_TD, Routes(routes_TK, weights_TK), ExpertWeights(up, down, "silu"))
+
+        return gradients(run, x_TD, weights_TK, up, down)
+
+    found, wanted = by(HopperFloat8()), by(ReferenceFloat8())
+    for one, other in zip(found, wanted, strict=True):
+        assert error(one, other) < 0.02, "hidden rows in the middle of two numbers may go either way"
+    assert all(torch.equal(one, other) for one, other in zip(found, by(HopperFloat8()), strict=True)), "repeats"
+    assert Float8Kernels is not None
