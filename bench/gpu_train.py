@@ -3,9 +3,11 @@
     python bench/gpu_train.py                     the 5.27 B mixture of the tables, 4 x 4096 tokens a step (3 minutes)
     python bench/gpu_train.py --layers 2          a quick look
     python bench/gpu_train.py --profile           where our time goes, kernel by kernel
+    python bench/gpu_train.py --who moesaic --dtype bf16 fp8                   ours with matmuls in float8 too
+    python bench/gpu_train.py --curve 300 --layers 4 --sequences 8 --length 1024   both losses on this repository's text
 
 Forward, backward and a fused AdamW step in bfloat16. Operations are counted as 6 per active parameter and token, and
-causal attention as it is computed.
+causal attention as it is computed. In fp8 the weights, and what AdamW keeps of them, are bfloat16 as before.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.model.flops import training_flops
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
+from moesaic.train.float8 import multiply_in_float8
 
 HIDDEN, EXPERTS, PER_TOKEN, EXPERT_HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, VOCAB = 2048, 64, 8, 768, 32, 4, 128, 32000
 
@@ -120,6 +123,21 @@ def data(step: int, sequences: int, length: int) -> torch.Tensor:
     return passages.repeat(1, length // 64 + 1)[:, : length + 1]
 
 
+def text(step: int, sequences: int, length: int, bytes_T: torch.Tensor) -> torch.Tensor:
+    """Pieces of a text, whose tokens are its bytes, from places that depend on the step alone."""
+    generator = torch.Generator().manual_seed(step)
+    starts = torch.randint(len(bytes_T) - length - 1, (sequences,), generator=generator).tolist()
+    return torch.stack([bytes_T[start : start + length + 1] for start in starts]).long()
+
+
+def repository() -> torch.Tensor:
+    """The guides and the source of this repository, in the order of their names."""
+    root = pathlib.Path(__file__).resolve().parent.parent
+    files = sorted([*root.glob("docs/*.md"), *root.glob("moesaic/**/*.py")])
+    whole = b"".join(file.read_bytes() for file in files)
+    return torch.frombuffer(bytearray(whole), dtype=torch.uint8).to("cuda")
+
+
 def timed(step, warm: int, steps: int) -> tuple[float, list[float], float]:
     """Median seconds per step after `warm` steps, all losses, peak GiB."""
     losses, times = [], []
@@ -135,7 +153,7 @@ def timed(step, warm: int, steps: int) -> tuple[float, list[float], float]:
     return statistics.median(seconds), [loss.item() for loss in losses], torch.cuda.max_memory_allocated() / 2**30
 
 
-def our_step(model: Model, sequences: int, length: int):
+def our_step(model: Model, sequences: int, length: int, read=data, lr: float = 1e-4):
     for block in model.layers:
         block.compile(dynamic=False)
     parameters = list(model.parameters())
@@ -145,7 +163,7 @@ def our_step(model: Model, sequences: int, length: int):
     scale_T = torch.full((sequences * length,), 1 / (sequences * length), device="cuda")
 
     def step(number: int) -> torch.Tensor:
-        tokens = data(number, sequences, length)
+        tokens = read(number, sequences, length)
         hidden_TD = model(tokens[:, :-1].reshape(-1), layout)
         loss, _ = linear_cross_entropy(hidden_TD, model.output, tokens[:, 1:].reshape(-1), scale_T)
         loss.backward()
@@ -153,7 +171,7 @@ def our_step(model: Model, sequences: int, length: int):
         with torch.no_grad():
             adamw(
                 parameters, gradients, averages, squares, counts,
-                lr=1e-4, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01,
+                lr=lr, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01,
             )  # fmt: skip
         model.zero_grad(set_to_none=True)
         return loss.detach()
@@ -193,6 +211,32 @@ def profile(step, times: int = 2) -> list[tuple[str, float]]:
     return sorted(total.items(), key=lambda item: -item[1])[:45]
 
 
+def curves(options: argparse.Namespace) -> None:
+    """Losses in both dtypes on a real text, from the same weights over the same pieces."""
+    bytes_T, found = repository(), {}
+    for dtype in ("bf16", "fp8"):
+        model = make_ours(options.layers)
+        if dtype == "fp8":
+            multiply_in_float8(model)
+
+        def read(step: int, sequences: int, length: int) -> torch.Tensor:
+            return text(step, sequences, length, bytes_T)
+
+        step = our_step(model, options.sequences, options.length, read, lr=3e-4)
+        found[dtype] = torch.stack([step(number) for number in range(options.curve)]).tolist()
+        del model, step
+        gc.collect()
+        torch.cuda.empty_cache()
+    for first in range(0, options.curve, max(1, options.curve // 10)):
+        means = {dtype: statistics.mean(losses[first : first + 10]) for dtype, losses in found.items()}
+        print(f"steps {first + 1:4} to {first + 10:4}", {name: round(mean, 4) for name, mean in means.items()})
+    last = {dtype: statistics.mean(losses[-50:]) for dtype, losses in found.items()}
+    print(f"the last 50 steps: bf16 {last['bf16']:.4f}, fp8 {last['fp8']:.4f}", flush=True)
+    rows = [{"dtype": dtype, "losses": [round(loss, 4) for loss in losses]} for dtype, losses in found.items()]
+    sizes = {"layers": options.layers, "sequences": options.sequences, "length": options.length}
+    record("gpu_train_curve", rows, **sizes, text_bytes=len(bytes_T))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--layers", type=int, default=16)
@@ -201,20 +245,28 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--warm", type=int, default=6)
     parser.add_argument("--who", nargs="*", default=["transformers", "transformers, cuDNN attention", "moesaic"])
+    parser.add_argument("--dtype", nargs="*", default=["bf16"], choices=["bf16", "fp8"], help="of our matmuls")
+    parser.add_argument("--curve", type=int, help="steps on a real text in both dtypes, and nothing else")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     torch._dynamo.config.recompile_limit = 64
     torch.backends.cuda.matmul.allow_tf32 = (
         True  # the peer compiles with it; our router's products are exact either way
     )
+    if options.curve:
+        curves(options)
+        return
     rows = []
-    for who in options.who:
+    ours = ["moesaic" if dtype == "bf16" else f"moesaic {dtype}" for dtype in options.dtype]
+    for who in [name for asked in options.who for name in (ours if asked == "moesaic" else [asked])]:
         model = make_ours(options.layers)
         total = sum(parameter.numel() for parameter in model.parameters())
         idle = options.layers * (EXPERTS - PER_TOKEN) * 3 * HIDDEN * EXPERT_HIDDEN
         active = total - idle
         operations = training_flops(model.config, [options.length] * options.sequences)
-        if who == "moesaic":
+        if who in ours:
+            if who.endswith("fp8"):
+                multiply_in_float8(model)
             step = our_step(model, options.sequences, options.length)
         else:
             peer = make_peer(options.layers, model)
@@ -246,7 +298,8 @@ def main() -> None:
     best = {row["who"]: row["tokens_per_second"] for row in rows}
     if "moesaic" in best and "transformers" in best:
         print(f"ratio {best['moesaic'] / best['transformers']:.3f}x transformers compiled layer by layer", flush=True)
-    record("gpu_train", rows, layers=options.layers, sequences=options.sequences, length=options.length)
+    name = "gpu_train" if options.dtype == ["bf16"] else "gpu_train_fp8"
+    record(name, rows, layers=options.layers, sequences=options.sequences, length=options.length)
 
 
 if __name__ == "__main__":

@@ -351,7 +351,7 @@ class TrainSection(Section):
     accumulate: Count = Field(1, description="gradient accumulation: micro-batches per step")
     warmup_steps: int = Field(0, ge=0, description="steps of linear learning-rate warmup")
     dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = Field(
-        "auto", description="of the weights; auto: bfloat16 if the CPU or GPU has instructions for it (fp8: not yet)"
+        "auto", description="of the weights; auto: bfloat16 where that is fast; fp8: bfloat16, multiplied in float8"
     )
     seed: Seed = 0
     evaluate_every: int = Field(

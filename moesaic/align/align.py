@@ -58,6 +58,9 @@ def checked(recipe: Recipe, model: Path, out: Path) -> tuple[Recipe, list[Stage]
         raise UserError(recipe.origin(("align",)), "align.stages is empty", "Name at least one stage.")
     if model.resolve() == out.resolve():
         raise UserError(out, "is the model itself", "Name another --out.")
+    if recipe.train.dtype == "fp8":
+        problem = "fp8 is for moesaic train: what is aligned is trained as the engine samples from it"
+        raise UserError("train.dtype", problem, "Set it to bfloat16, or auto.")
     named = tuple(renamed(each, Stage, recipe.origin(("align", "stages"))) for each in named)
     recipe = recipe.changed(align={"stages": named})
     for number in range(len(named)):

@@ -20,6 +20,7 @@ from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
 from moesaic.parallel.world import World
 from moesaic.recipe import Recipe
+from moesaic.train import float8
 from moesaic.train.architecture import architecture
 from moesaic.train.objectives.blank_infilling import END, MASKS, START
 
@@ -29,6 +30,8 @@ InitialModel = tuple[Model, dict[str, bytes], list[dict[str, Any]]]
 
 def dtype(recipe: Recipe, device: torch.device, before: str = "auto") -> torch.dtype:
     """The dtype to train in: that of the recipe, that of the run that is resumed (`before`), or what is fast here."""
+    if recipe.train.dtype == "fp8":
+        return torch.bfloat16  # of the weights that matmuls round
     name = before if recipe.train.dtype == "auto" else recipe.train.dtype
     chosen: torch.dtype = getattr(torch, name) if name != "auto" else hardware.dtype(device, torch.bfloat16)
     return chosen
@@ -36,6 +39,8 @@ def dtype(recipe: Recipe, device: torch.device, before: str = "auto") -> torch.d
 
 def why(recipe: Recipe, before: str) -> str:
     """Why the weights have this dtype, as the first lines of a run say it."""
+    if recipe.train.dtype == "fp8":
+        return "matmuls of layers in fp8 (train.dtype)"
     if recipe.train.dtype != "auto":
         return "set by train.dtype"
     return "fast on this machine (train.dtype: auto)" if before == "auto" else "as when this run was started"
@@ -86,6 +91,7 @@ def model(recipe: Recipe, data: Path, world: World, before: str = "auto") -> Ini
             raise UserError(settings.init, problem, f"Prepare the data with data.tokenizer={settings.init}.")
         initial = world.build(config, kind, source)
         check_trainable(initial, settings.init)
+        multiply(initial, recipe)
         own = Tokenizer.from_files(source.files, source.place)
         if own is not None:
             check_tokens(settings.init, own, tokenizer, data)
@@ -98,7 +104,14 @@ def model(recipe: Recipe, data: Path, world: World, before: str = "auto") -> Ini
     check_vocab(config.vocab, tokenizer)
     fresh = world.build(config, kind, settings.seed)
     fresh.tokenizer = tokenizer
+    multiply(fresh, recipe)
     return fresh, files, []
+
+
+def multiply(model: Model, recipe: Recipe) -> None:
+    """By other kernels than the model's, where the recipe says so."""
+    if recipe.train.dtype == "fp8":
+        float8.multiply_in_float8(model)
 
 
 def blanks(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Infilling | None, tuple[int, ...]]:

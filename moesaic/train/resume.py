@@ -41,6 +41,10 @@ def steps_done(recipe: Recipe, out: Path, name: str) -> int:
     if (seed := numbers["recipe"]["train"]["seed"]) != recipe.train.seed:
         problem = f"holds a run of seed {seed}, and {recipe.train.seed} is asked for"
         raise UserError(out, problem, "Name another --out, or the seed it was started with.")
+    kinds = numbers["recipe"]["train"]["dtype"], recipe.train.dtype
+    if "fp8" in kinds and kinds[0] != kinds[1]:
+        problem = f"holds a run of train.dtype {kinds[0]}, and {kinds[1]} is asked for"
+        raise UserError(out, problem, f"Name another --out, or set train.dtype={kinds[0]}.")
     init = recipe.train.init
     if "init" in numbers and numbers["init"] != fingerprint(init):
         problem = f"was not started from {f'the weights of {init}' if init else 'fresh weights'}"

@@ -19,7 +19,7 @@ from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.recipe import COMMAND_LINE, Recipe
 from moesaic.recipe_offload import check_ranks
-from moesaic.train import indexers
+from moesaic.train import float8, indexers
 from moesaic.train.adversarial import adversarial
 from moesaic.train.architecture import architecture
 from moesaic.train.constraints import Constraint
@@ -44,7 +44,8 @@ def check(recipe: Recipe) -> None:
     if recipe.data.curriculum is not None:
         recipe.build("data.curriculum", Curriculum)
     phases_of(recipe.data)
-    _check_dtype(recipe)
+    if recipe.train.dtype == "fp8":
+        float8.check(config, hardware.device())
     load_reuse(recipe.data.reuse)
     if recipe.data.sequence_length > config.context:
         problem = f"{recipe.data.sequence_length} tokens, and the model's context has {config.context}"
@@ -94,14 +95,6 @@ def _check_objective(recipe: Recipe, config: ModelConfig) -> None:
     objective.check_model(config)
 
 
-def _check_dtype(recipe: Recipe) -> None:
-    if recipe.train.dtype == "fp8":
-        found = hardware.device()
-        lacks = "this machine has no GPU" if found.type != "cuda" else "it is not written yet"
-        problem = f"matmuls in 8 bits need tensor cores for them (Ada, Hopper or later), and {lacks}"
-        raise UserError("train.dtype", problem, "Set it to bfloat16, or auto.")
-
-
 def check_columns(recipe: Recipe) -> None:
     """Before data is prepared: whether it will have the columns that curriculum and phases need."""
     if recipe.data.mix_by is not None:
@@ -143,6 +136,10 @@ def check_whole(recipe: Recipe, ranks: int) -> None:
     if recipe.train.memory is not None and recipe.train.memory.choose is not None and offloaded:
         problem = "tries settings on a copy of the optimizer's state, which is offloaded"
         raise UserError("train.memory.choose", problem, "Leave it out, or train.offload.optimizer.")
+    if recipe.train.dtype == "fp8" and ranks > 1:
+        raise UserError("train.dtype", "fp8 is for one process yet", float8.INSTEAD)
+    if recipe.train.dtype == "fp8" and recipe.train.constraint is not None:
+        raise UserError("train.constraint", "has matmuls of its own, and train.dtype is fp8", "Leave out one of them.")
     if recipe.train.constraint is not None and (ranks > 1 or offloaded):
         problem = "holds whole weights, and these are divided among ranks or offloaded"
         raise UserError("train.constraint", problem, "Run it in one process, without train.offload.optimizer.")
