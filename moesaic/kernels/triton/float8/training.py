@@ -23,27 +23,30 @@ class HopperFloat8:
     """Experts' widths must be multiples of 128, as `takes_experts` says; a matrix whose sides are no multiples of 16
     is multiplied by in the model's dtype."""
 
-    @eager
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         outputs, inputs = weight_OI.shape
         if x_TI.dim() != 2 or not len(x_TI) or outputs % 16 or inputs % 16:
             return F.linear(x_TI, weight_OI, bias_O)
-        out_TO: Tensor = _Linear.apply(x_TI, weight_OI, bias_O)
-        return out_TO
+        return eager_linear(x_TI, weight_OI, bias_O)
 
-    @eager
     def experts(self, x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
         assert takes_experts(*weights.down_EDF.shape[1:], weights.activation) and weights.bias_EG is None
         if not len(x_TD):
             return x_TD * 1.0
-        out_TD: Tensor = _Experts.apply(
-            x_TD.contiguous(),
-            routes.experts_TK.contiguous(),
-            routes.weights_TK.float().contiguous(),
-            weights.gate_up_EGD,
-            weights.down_EDF,
-        )
-        return out_TD
+        return eager_experts(x_TD, routes.experts_TK, routes.weights_TK, weights.gate_up_EGD, weights.down_EDF)
+
+
+@eager
+def eager_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    out_TO: Tensor = _Linear.apply(x_TI, weight_OI, bias_O)
+    return out_TO
+
+
+@eager
+def eager_experts(x_TD: Tensor, routes_TK: Tensor, weights_TK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor) -> Tensor:
+    given = x_TD.contiguous(), routes_TK.contiguous(), weights_TK.float().contiguous()
+    out_TD: Tensor = _Experts.apply(*given, gate_up_EGD, down_EDF)
+    return out_TD
 
 
 def takes_experts(hidden: int, width: int, activation: str) -> bool:
