@@ -17,7 +17,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.gpu_experts import graphed
 from moesaic.kernels.triton.experts.hopper import grouped as bf16
+from moesaic.kernels.triton.experts.layer import experts
 from moesaic.kernels.triton.experts.sort import Routing, route
+from moesaic.kernels.triton.float8 import weight as weight_module
 from moesaic.kernels.triton.float8.hopper import matmul as many
 from moesaic.kernels.triton.float8.hopper.matmul import Tile
 from moesaic.kernels.triton.float8.matmul import matmul as few
@@ -169,12 +171,54 @@ def time() -> None:
             tried(f"{name} T={T} rounded and sorted", rounding)
 
 
+def crossing() -> None:
+    """From how many rows on the persistent kernel is faster than that of few rows, whole layers and linear maps."""
+    torch.manual_seed(0)
+    for name, (D, F, E, K) in SHAPES.items():
+        plain = [random(E, 2 * F, D, scale=0.02), random(E, D, F, scale=0.02)]
+        float8 = [Float8Weight.rounded(weight) for weight in plain]
+        for T in (256, 512, 768, 1024, 2048, 4096, 16384):
+            x_TD = random(T, D)
+            routes = torch.rand(T, E, device="cuda").topk(K, -1).indices, torch.rand(T, K, device="cuda")
+
+            def layer(x_TD=x_TD, routes=routes, plain=plain, float8=float8) -> str:
+                base = graphed([lambda: experts(x_TD, *routes, *plain)])
+                told = [f"bf16 {base:8.1f} us"]
+                for path, least in (("few", 1 << 40), ("many", 0)):
+                    weight_module.MANY_EACH = least
+                    us = graphed([lambda: experts(x_TD, *routes, *float8)])
+                    told.append(f"{path} {us:8.1f} us {base / us:.2f}x")
+                return "  ".join(told)
+
+            tried(f"{name} layer, {T} tokens", layer)
+    for outputs, inputs in ((5120, 2048), (2048, 4096)):
+        weight = random(outputs, inputs, scale=0.02)
+        made = Float8Weight.rounded(weight)
+        for T in (64, 128, 256, 512, 1024, 4096, 16384):
+            x_TI = random(T, inputs)
+
+            def linear(x_TI=x_TI, weight=weight, made=made) -> str:
+                base = graphed([lambda: torch.nn.functional.linear(x_TI, weight)])
+                told = [f"library's bf16 {base:8.1f} us"]
+                for path, least in (("few", 1 << 40), ("many", 0)):
+                    weight_module.MANY = least
+                    us = graphed([lambda: made.linear(x_TI)])
+                    told.append(f"{path} {us:8.1f} us {base / us:.2f}x")
+                return "  ".join(told)
+
+            tried(f"{inputs} -> {outputs}, {T} rows", linear)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     with torch.no_grad():
-        check() if options.check else time()
+        if options.check:
+            check()
+        else:
+            crossing()
+            time()
 
 
 if __name__ == "__main__":
