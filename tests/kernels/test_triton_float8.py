@@ -9,10 +9,13 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
+from moesaic.kernels.float8 import block_numbers
 from moesaic.kernels.interface import Routes
+from moesaic.kernels.triton.experts import rows
 from moesaic.kernels.triton.experts.sort import route
 from moesaic.kernels.triton.float8.matmul import round_rows
-from moesaic.kernels.triton.float8.rounding import round_sorted
+from moesaic.kernels.triton.float8.rounding import round_both_ways, round_sorted
+from moesaic.kernels.triton.float8.swiglu import swiglu_backward
 from moesaic.kernels.triton.float8.weight import Float8Weight, experts
 from tests.kernels import interpreter
 
@@ -53,6 +56,31 @@ def test_rows_are_rounded_in_the_order_of_their_experts(inputs):
     assert routing.slots_N.ge(0).sum() == 15 and scales_GP.shape[1] >= routing.rows
     plain, plain_GT = round_sorted(x_TI)
     assert torch.equal(plain.float(), numbers_TI.float()) and torch.equal(plain_GT[:, :9].T, scales_TG)
+
+
+def test_the_gradients_of_gate_and_up_come_rounded_too():
+    T, K, E, width = 10, 2, 3, 384
+    torch.manual_seed(0)
+    routing = route(torch.stack([torch.randperm(E)[:K] for _ in range(T)]).int(), E, 16)
+    grad_PF, gate_up_PG = torch.randn(routing.rows, width), torch.randn(routing.rows, 2 * width)
+    weights_TK, again_PF = torch.rand(T, K), grad_PF.clone()
+    wanted, wanted_weights = rows.swiglu_backward(grad_PF, gate_up_PG, weights_TK, routing, False)
+    found, found_weights, (numbers, scales_GP) = swiglu_backward(again_PF, gate_up_PG, weights_TK, routing, False)
+    at = routing.slots_N.long()
+    torch.testing.assert_close(found_weights, wanted_weights)
+    assert torch.equal(found[at], wanted[at]) and torch.equal(again_PF[at], grad_PF[at])
+    rounded_PG, rounded_GP = round_sorted(wanted)
+    assert torch.equal(numbers.float()[at], rounded_PG.float()[at]) and torch.equal(scales_GP[:, at], rounded_GP[:, at])
+
+
+def test_matrices_are_rounded_once_for_both_directions():
+    weight = torch.randn(2, 300, 200)
+    (numbers, scales), turned = round_both_ways(weight)
+    wanted, wanted_scales = block_numbers(weight)
+    spread = wanted_scales.repeat_interleave(128, 1)[:, :300].repeat_interleave(128, 2)[..., :200]
+    carried = (wanted.float().abs().log2() % 1 == 0) & (wanted.float().abs() > (weight / spread).abs())  # as above
+    assert torch.equal(numbers.float()[~carried], wanted.float()[~carried]) and torch.equal(scales, wanted_scales)
+    assert torch.equal(turned[0].float(), numbers.float().mT) and torch.equal(turned[1], scales.mT)
 
 
 def test_rounding_takes_the_gate_along():

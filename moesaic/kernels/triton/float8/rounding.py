@@ -41,11 +41,16 @@ def round_sorted_kernel(
         tl.store(scales_GP + group.to(tl.int64) * STRIDE + slot, scale, mask=(group < groups) & kept)
 
 
+def row_stride(rows: int) -> int:
+    """From the scales of one group of all rows to those of the next."""
+    return triton.cdiv(rows, WHOLE) * WHOLE
+
+
 def round_sorted(x_TI: torch.Tensor, routing: Routing | None = None, choices: int = 1):
     """Numbers, and scales of each group of all rows. With a routing, rows are those of assignments."""
     T, inputs = x_TI.shape
     P = T if routing is None else routing.rows
-    stride = triton.cdiv(P, WHOLE) * WHOLE
+    stride = row_stride(P)
     x8_PI = torch.empty(P, inputs, dtype=torch.float8_e4m3fn, device=x_TI.device)
     scales_GP = torch.empty(triton.cdiv(inputs, BLOCK), stride, dtype=torch.float32, device=x_TI.device)
     if T:

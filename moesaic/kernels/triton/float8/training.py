@@ -16,6 +16,7 @@ from moesaic.kernels.triton.experts import rows
 from moesaic.kernels.triton.experts.sort import route
 from moesaic.kernels.triton.experts.tuning import choose
 from moesaic.kernels.triton.float8.rounding import round_both_ways, round_sorted
+from moesaic.kernels.triton.float8.swiglu import swiglu_backward
 from moesaic.kernels.triton.graph_break import eager
 
 
@@ -98,7 +99,7 @@ class _Experts(torch.autograd.Function):
         _, _, _, wants_gate_up, wants_down = ctx.needs_input_grad
         grad_x = grad_gate_up = grad_down = None
         hidden_PF = hopper.matmul(*round_sorted(grad_TD, routing, K), *turned[2:], routing=routing)
-        grad_PG, grad_weights = rows.swiglu_backward(hidden_PF, gate_up_PG, weights_TK, routing, last_use)
+        grad_PG, grad_weights, rounded_PG = swiglu_backward(hidden_PF, gate_up_PG, weights_TK, routing, last_use)
         if wants_down:
             gathered = choice.gather_grad
             grad = grad_TD if gathered else rows.permute(grad_TD, routing, K)
@@ -106,7 +107,7 @@ class _Experts(torch.autograd.Function):
             del grad
         del hidden_PF
         if ctx.needs_input_grad[0]:
-            grad_PD = hopper.matmul(*round_sorted(grad_PG), *turned[:2], routing=routing)
+            grad_PD = hopper.matmul(*rounded_PG, *turned[:2], routing=routing)
             grad_x = rows.combine(grad_PD, routing, None, T, K)
         if wants_gate_up:
             gathered = choice.gather_x_again
