@@ -1,7 +1,9 @@
 """Float8 matmuls of many rows on one Hopper GPU: tiles beside the bf16 kernel, microseconds in a CUDA graph.
 
-python bench/gpu_float8.py
-python bench/gpu_float8.py --check       the same bits as the kernel of few rows, for every tile, and no timing
+    python bench/gpu_float8.py
+    python bench/gpu_float8.py --check       the same bits as the kernel of few rows, for every tile, and no timing
+
+Then whole layers and linear maps by both kernels, to see from how many rows on the persistent one is faster.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from moesaic.kernels.triton.float8.hopper import matmul as many
 from moesaic.kernels.triton.float8.hopper.matmul import Tile
 from moesaic.kernels.triton.float8.matmul import matmul as few
 from moesaic.kernels.triton.float8.matmul import round_rows
-from moesaic.kernels.triton.float8.rounding import round_sorted
+from moesaic.kernels.triton.float8.rounding import Rounded, round_sorted
 from moesaic.kernels.triton.float8.weight import Float8Weight
 
 SHAPES = {"Qwen3-30B": (2048, 768, 128, 8), "GLM-4.5-Air": (4096, 1408, 128, 8)}
@@ -74,7 +76,7 @@ def check() -> None:
             random(T, inputs),
             random(outputs),
         )
-        numbers = weight.numbers_EOI, weight.scales_ENG
+        numbers = weight.numbers
 
         def plain(numbers=numbers, x_TI=x_TI, bias=bias, tile=tile) -> str:
             x8, scales = round_rows(x_TI)
@@ -82,7 +84,7 @@ def check() -> None:
             assert torch.equal(x8.view(torch.uint8), x8_again.view(torch.uint8))
             assert torch.equal(scales, scales_GP.T[: len(x_TI)])
             wanted = few(x8, scales, *numbers, torch.bfloat16, bias)
-            return compare(many.matmul(x8_again, scales_GP, *numbers, bias, None, tile), wanted)
+            return compare(many.matmul(Rounded(x8_again, scales_GP), numbers, bias, None, tile), wanted)
 
         tried(f"linear {T} x {inputs} -> {outputs}, {tile}", plain)
     for name, (D, F, E, K) in {
@@ -99,23 +101,24 @@ def check() -> None:
             routing = routed(1000, E, K, align_of(tile))
 
             def grouped(routing=routing, up=up, down=down, x_TD=x_TD, tile=tile, K=K) -> str:
-                x8, scales_GP = round_sorted(x_TD, routing, K)
+                given = round_sorted(x_TD, routing, K)
+                x8, scales_GP = given
                 real = torch.zeros(routing.rows, dtype=torch.bool, device="cuda")
                 real[routing.slots_N.long()] = True
-                first, second = (up.numbers_EOI, up.scales_ENG), (down.numbers_EOI, down.scales_ENG)
+                first, second = up.numbers, down.numbers
                 scales_PG = scales_GP.T[: routing.rows].contiguous()
                 wanted = few(x8, scales_PG, *first, torch.bfloat16, routing=routing)
-                told = compare(many.matmul(x8, scales_GP, *first, None, routing, tile)[real], wanted[real])
+                told = compare(many.matmul(given, first, None, routing, tile)[real], wanted[real])
                 if (tile.rows, tile.columns) == (128, 256):
-                    saved, hidden, hidden_GP = many.gate_up(x8, scales_GP, *first, routing, True, tile)
+                    saved, (hidden, hidden_GP) = many.gate_up(given, first, routing, True, tile)
                     h8, h_scales = round_rows(wanted, gated=True)
                     told += f"\n    saved: {compare(saved[real], wanted[real])}"
                     told += f"\n    hidden: {compare(hidden.float()[real], h8.float()[real])}"
                     told += f"\n    their scales: {compare(hidden_GP.T[: routing.rows][real], h_scales[real])}"
-                    _, again, again_GP = many.gate_up(x8, scales_GP, *first, routing, False, tile)
+                    _, (again, again_GP) = many.gate_up(given, first, routing, False, tile)
                     told += f"\n    not saved: {compare(again.float()[real], h8.float()[real])}"
                     out = few(h8, h_scales, *second, torch.bfloat16, routing=routing)
-                    found = many.matmul(again, again_GP, *second, None, routing, tile)
+                    found = many.matmul(Rounded(again, again_GP), second, None, routing, tile)
                     told += f"\n    down: {compare(found[real], out[real])}"
                 return told
 
@@ -127,7 +130,7 @@ def time() -> None:
     for name, (D, F, E, K) in SHAPES.items():
         plain = [random(E, 2 * F, D, scale=0.02), random(E, D, F, scale=0.02)]
         up, down = map(Float8Weight.rounded, plain)
-        first, second = (up.numbers_EOI, up.scales_ENG), (down.numbers_EOI, down.scales_ENG)
+        first, second = up.numbers, down.numbers
         for T in (16384, 4096, 1024) if name == "Qwen3-30B" else (16384, 4096):
             flops = 2 * T * K * D * F
             x_TD = random(T, D)
@@ -147,19 +150,19 @@ def time() -> None:
             tried(f"{name} T={T} bf16 down", bf16_down)
             for tile in TILES:
                 routing = routed(T, E, K, align_of(tile))
-                x8, scales_GP = round_sorted(x_TD, routing, K)
-                h8, h_scales = round_sorted(random(routing.rows, F))
+                given = round_sorted(x_TD, routing, K)
+                hidden = round_sorted(random(routing.rows, F))
 
-                def tile_up(x8=x8, scales_GP=scales_GP, first=first, routing=routing, tile=tile, flops=flops) -> str:
+                def tile_up(given=given, first=first, routing=routing, tile=tile, flops=flops) -> str:
                     if (tile.rows, tile.columns) == (128, 256):
-                        us = graphed([lambda: many.gate_up(x8, scales_GP, *first, routing, False, tile)])
-                        saved = graphed([lambda: many.gate_up(x8, scales_GP, *first, routing, True, tile)])
-                        bare = graphed([lambda: many.matmul(x8, scales_GP, *first, None, routing, tile)])
+                        us = graphed([lambda: many.gate_up(given, first, routing, False, tile)])
+                        saved = graphed([lambda: many.gate_up(given, first, routing, True, tile)])
+                        bare = graphed([lambda: many.matmul(given, first, None, routing, tile)])
                         return f"{told(us, 2 * flops)}; saved {told(saved, 2 * flops)}; plain {told(bare, 2 * flops)}"
-                    return told(graphed([lambda: many.matmul(x8, scales_GP, *first, None, routing, tile)]), 2 * flops)
+                    return told(graphed([lambda: many.matmul(given, first, None, routing, tile)]), 2 * flops)
 
-                def tile_down(h8=h8, h_scales=h_scales, second=second, routing=routing, tile=tile, flops=flops) -> str:
-                    return told(graphed([lambda: many.matmul(h8, h_scales, *second, None, routing, tile)]), flops)
+                def tile_down(hidden=hidden, second=second, routing=routing, tile=tile, flops=flops) -> str:
+                    return told(graphed([lambda: many.matmul(hidden, second, None, routing, tile)]), flops)
 
                 tried(f"{name} T={T} gate_up {tile}", tile_up)
                 tried(f"{name} T={T} down {tile}", tile_down)

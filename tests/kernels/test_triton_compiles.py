@@ -37,6 +37,7 @@ else:
     from moesaic.kernels.triton.experts.hopper import grouped as hopper
     from moesaic.kernels.triton.experts.sort import Routing
     from moesaic.kernels.triton.float8.hopper import matmul as float8
+    from moesaic.kernels.triton.float8.rounding import Rounded
     from moesaic.kernels.triton.quantized import decode as quantized_decode
     from moesaic.kernels.triton.quantized import matmul as quantized_matmul
     from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
@@ -107,14 +108,14 @@ else:
         monkeypatch.setattr(float8, "processors", lambda device: 132)
         triton.runtime.driver.set_active(Pretended())
         x8, up, down = (empty(*shape).to(torch.float8_e4m3fn) for shape in ((P, D), (E, 2 * F, D), (E, D, F)))
-        scales_GP, scales_ENG = torch.empty(4, P), torch.empty(E, 6, 4)
+        given, weight = Rounded(x8, torch.empty(4, P)), Rounded(up, torch.empty(E, 6, 4))
         sorted_rows = replace(routing(), align=tile.rows // 2)
-        float8.matmul(x8, scales_GP, up, scales_ENG, None, sorted_rows, tile)
+        float8.matmul(given, weight, None, sorted_rows, tile)
         if tile == float8.Tile():
-            float8.matmul(x8, scales_GP, up[:1], scales_ENG[:1], empty(2 * F))
+            float8.matmul(given, Rounded(up[:1], weight.scales[:1]), empty(2 * F))
             for save in (True, False):
-                _, *hidden = float8.gate_up(x8, scales_GP, up, scales_ENG, sorted_rows, save)
-            float8.matmul(*hidden, down, torch.empty(E, 4, 3), None, sorted_rows)
+                _, hidden = float8.gate_up(given, weight, sorted_rows, save)
+            float8.matmul(hidden, Rounded(down, torch.empty(E, 4, 3)), None, sorted_rows)
         for kernel in kernels:
             ptx = kernel.asm["ptx"]
             assert "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3" in ptx and "setmaxnreg" in ptx

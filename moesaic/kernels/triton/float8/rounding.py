@@ -1,7 +1,8 @@
 """Round rows to float8 in the form that the matmuls of many rows read: in their experts' order, scales by group.
 
-x8_PI, scales_GP = round_sorted(x_TI, routing, K)
-x8_TI, scales_GP = round_sorted(x_TI)
+    x8_PI, scales_GP = round_sorted(x_TI, routing, K)
+
+And weights in the two forms that training reads, since float8 tensor cores want what is summed over side by side.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -17,6 +18,20 @@ from moesaic.kernels.triton.launch import launch
 
 GROUPS = 8  # of inputs that a program rounds
 WHOLE = 256  # rows of scales are filled up to multiples of this: what reads them reads whole tiles
+
+
+class Rounded(NamedTuple):
+    """Float8 numbers and their scales: of rows by group (G, P), of matrices by block (E, N, G)."""
+
+    numbers: torch.Tensor
+    scales: torch.Tensor
+
+
+class BothWays(NamedTuple):
+    """Matrices as they are and turned about their diagonal: equal numbers and scales, in another order."""
+
+    straight: Rounded  # (E, O, I)
+    turned: Rounded  # (E, I, O)
 
 
 @triton.jit
@@ -46,7 +61,7 @@ def row_stride(rows: int) -> int:
     return triton.cdiv(rows, WHOLE) * WHOLE
 
 
-def round_sorted(x_TI: torch.Tensor, routing: Routing | None = None, choices: int = 1):
+def round_sorted(x_TI: torch.Tensor, routing: Routing | None = None, choices: int = 1) -> Rounded:
     """Numbers, and scales of each group of all rows. With a routing, rows are those of assignments."""
     T, inputs = x_TI.shape
     P = T if routing is None else routing.rows
@@ -68,14 +83,7 @@ def round_sorted(x_TI: torch.Tensor, routing: Routing | None = None, choices: in
             BLOCK=BLOCK,
             num_warps=4,
         )
-    return x8_PI, scales_GP
-
-
-class BothWays(NamedTuple):
-    """Numbers and scales of matrices, as they are and turned about their diagonal: the same ones, in another order."""
-
-    straight: tuple[torch.Tensor, torch.Tensor]  # (E, O, I) and (E, N, G)
-    turned: tuple[torch.Tensor, torch.Tensor]  # (E, I, O) and (E, G, N)
+    return Rounded(x8_PI, scales_GP)
 
 
 @triton.jit
@@ -107,7 +115,7 @@ def round_both_ways(weight_EOI: torch.Tensor) -> BothWays:
         return torch.empty(shape, dtype=dtype, device=weight_EOI.device)
 
     straight, turned = (
-        (made(E, *sides, dtype=torch.float8_e4m3fn), made(E, *parts, dtype=torch.float32))
+        Rounded(made(E, *sides, dtype=torch.float8_e4m3fn), made(E, *parts, dtype=torch.float32))
         for sides, parts in (((outputs, inputs), (blocks, groups)), ((inputs, outputs), (groups, blocks)))
     )
     launch(

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from moesaic.kernels.float8 import BLOCK
 from moesaic.kernels.triton.experts.sort import RECORD, Routing
-from moesaic.kernels.triton.float8.rounding import row_stride
+from moesaic.kernels.triton.float8.rounding import Rounded, row_stride
 from moesaic.kernels.triton.launch import launch
 
 
@@ -81,7 +81,7 @@ def swiglu_backward_kernel(
 
 def swiglu_backward(
     grad_hidden_PF: torch.Tensor, gate_up_PG: torch.Tensor, weights_TK: torch.Tensor, routing: Routing, in_place: bool
-):
+) -> tuple[torch.Tensor, torch.Tensor, Rounded]:
     """(gradients of gate and up, of the routing weights, the former's float8 numbers and scales); `grad_hidden_PF`
     becomes the weighted hidden rows."""
     P, F = grad_hidden_PF.shape
@@ -112,4 +112,4 @@ def swiglu_backward(
         RECORD=RECORD,
         num_warps=4,
     )
-    return grad_gate_up_PG, grad_weights_TK, (numbers_PG, scales_GP)
+    return grad_gate_up_PG, grad_weights_TK, Rounded(numbers_PG, scales_GP)

@@ -15,7 +15,7 @@ from moesaic.kernels.layer_weights import ExpertWeights
 from moesaic.kernels.triton.experts import rows
 from moesaic.kernels.triton.experts.sort import route
 from moesaic.kernels.triton.experts.tuning import choose
-from moesaic.kernels.triton.float8.rounding import round_both_ways, round_sorted
+from moesaic.kernels.triton.float8.rounding import Rounded, round_both_ways, round_sorted
 from moesaic.kernels.triton.float8.swiglu import swiglu_backward
 from moesaic.kernels.triton.graph_break import eager
 
@@ -31,7 +31,8 @@ class HopperFloat8:
         return eager_linear(x_TI, weight_OI, bias_O)
 
     def experts(self, x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
-        assert takes_experts(*weights.down_EDF.shape[1:], weights.activation) and weights.bias_EG is None
+        _, hidden, width = weights.down_EDF.shape
+        assert takes_experts(hidden, width, weights.activation) and weights.bias_EG is None
         if not len(x_TD):
             return x_TD * 1.0
         return eager_experts(x_TD, routes.experts_TK, routes.weights_TK, weights.gate_up_EGD, weights.down_EDF)
@@ -62,14 +63,14 @@ class _Linear(torch.autograd.Function):
         both = round_both_ways(weight_OI[None])
         ctx.save_for_backward(x_TI, *both.turned)
         ctx.biased = bias_O is not None
-        return hopper.matmul(*round_sorted(x_TI), *both.straight, bias_O)
+        return hopper.matmul(round_sorted(x_TI), both.straight, bias_O)
 
     @staticmethod
     def backward(ctx, grad_TO):
         from moesaic.kernels.triton.float8.hopper import matmul as hopper
 
         (x_TI, *turned), grad_TO = ctx.saved_tensors, grad_TO.contiguous()
-        grad_x = hopper.matmul(*round_sorted(grad_TO), *turned) if ctx.needs_input_grad[0] else None
+        grad_x = hopper.matmul(round_sorted(grad_TO), Rounded(*turned)) if ctx.needs_input_grad[0] else None
         grad_weight = grad_TO.T @ x_TI if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, grad_TO.sum(0) if ctx.biased else None
 
@@ -82,8 +83,8 @@ class _Experts(torch.autograd.Function):
         (T, K), E = routes_TK.shape, gate_up_EGD.shape[0]
         gate_up, down = round_both_ways(gate_up_EGD), round_both_ways(down_EDF)
         routing = route(routes_TK, E, hopper.ALIGN)
-        gate_up_PG, *hidden = hopper.gate_up(*round_sorted(x_TD, routing, K), *gate_up.straight, routing, save=True)
-        out_PD = hopper.matmul(*hidden, *down.straight, routing=routing)
+        gate_up_PG, hidden = hopper.gate_up(round_sorted(x_TD, routing, K), gate_up.straight, routing, save=True)
+        out_PD = hopper.matmul(hidden, down.straight, routing=routing)
         ctx.save_for_backward(x_TD, weights_TK, gate_up_PG, *gate_up.turned, *down.turned)
         ctx.routing, ctx.choice = routing, choose(x_TD, routes_TK, gate_up_EGD, training=True)
         return rows.combine(out_PD, routing, weights_TK, T, K)
@@ -98,7 +99,7 @@ class _Experts(torch.autograd.Function):
         last_use = not torch._C._autograd._get_current_graph_task_keep_graph()  # the saved rows may be overwritten
         _, _, _, wants_gate_up, wants_down = ctx.needs_input_grad
         grad_x = grad_gate_up = grad_down = None
-        hidden_PF = hopper.matmul(*round_sorted(grad_TD, routing, K), *turned[2:], routing=routing)
+        hidden_PF = hopper.matmul(round_sorted(grad_TD, routing, K), Rounded(*turned[2:]), routing=routing)
         grad_PG, grad_weights, rounded_PG = swiglu_backward(hidden_PF, gate_up_PG, weights_TK, routing, last_use)
         if wants_down:
             gathered = choice.gather_grad
@@ -107,7 +108,7 @@ class _Experts(torch.autograd.Function):
             del grad
         del hidden_PF
         if ctx.needs_input_grad[0]:
-            grad_PD = hopper.matmul(*rounded_PG, *turned[:2], routing=routing)
+            grad_PD = hopper.matmul(rounded_PG, Rounded(*turned[:2]), routing=routing)
             grad_x = rows.combine(grad_PD, routing, None, T, K)
         if wants_gate_up:
             gathered = choice.gather_x_again

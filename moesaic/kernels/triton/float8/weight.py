@@ -12,7 +12,7 @@ from moesaic.kernels.triton.dependent_launch import is_hopper
 from moesaic.kernels.triton.experts import rows
 from moesaic.kernels.triton.experts.sort import route
 from moesaic.kernels.triton.float8.matmul import matmul, round_rows, tile_rows
-from moesaic.kernels.triton.float8.rounding import round_sorted
+from moesaic.kernels.triton.float8.rounding import Rounded, round_sorted
 
 FEW = 64  # assignments that are not sorted by expert: each is a tile of its own
 MANY = 256  # rows of a matrix from which on the persistent kernel multiplies them (Hopper)
@@ -38,6 +38,10 @@ class Float8Weight(QuantizedWeight):
         return cls(*block_numbers(weight), weight.dtype)
 
     @property
+    def numbers(self) -> Rounded:
+        return Rounded(self.numbers_EOI, self.scales_ENG)
+
+    @property
     def device(self) -> torch.device:
         return self.numbers_EOI.device
 
@@ -52,7 +56,7 @@ class Float8Weight(QuantizedWeight):
         if len(rows_TI) >= MANY and hopper_takes(self):
             from moesaic.kernels.triton.float8.hopper import matmul as hopper
 
-            out_TO = hopper.matmul(*round_sorted(rows_TI), self.numbers_EOI, self.scales_ENG, bias_O)
+            out_TO = hopper.matmul(round_sorted(rows_TI), self.numbers, bias_O)
             return out_TO.view(*x_TI.shape[:-1], self.shape[-2])
         numbers, scales = round_rows(rows_TI)
         out_TO = matmul(numbers, scales, self.numbers_EOI, self.scales_ENG, self.dtype, bias_O)
@@ -100,8 +104,8 @@ def experts_of_many(x_TD: Tensor, routes: Routes, gate_up: Float8Weight, down: F
     T, K = routes.experts_TK.shape
     routing = route(routes.experts_TK.contiguous(), gate_up.shape[0], hopper.ALIGN)
     sorted_PD = round_sorted(x_TD, routing, K)
-    _, *hidden_PF = hopper.gate_up(*sorted_PD, gate_up.numbers_EOI, gate_up.scales_ENG, routing, save=False)
-    out_PD = hopper.matmul(*hidden_PF, down.numbers_EOI, down.scales_ENG, routing=routing)
+    _, hidden_PF = hopper.gate_up(sorted_PD, gate_up.numbers, routing, save=False)
+    out_PD = hopper.matmul(hidden_PF, down.numbers, routing=routing)
     return rows.combine(out_PD, routing, routes.weights_TK.contiguous(), T, K)
 
 

@@ -19,6 +19,7 @@ from moesaic.kernels.float8 import BLOCK
 from moesaic.kernels.triton.dependent_launch import processors
 from moesaic.kernels.triton.experts.sort import RECORD, Routing
 from moesaic.kernels.triton.float8.hopper.kernel import float8_matmul
+from moesaic.kernels.triton.float8.rounding import Rounded
 from moesaic.kernels.triton.launch import launch
 
 ALIGN = 64  # rows to which an expert's are padded: a tile is twice as many
@@ -50,77 +51,84 @@ def tensor_map(matrix: torch.Tensor, rows: int, columns: int = 128) -> TensorDes
 
 
 def matmul(
-    x8_PI: torch.Tensor,
-    scales_GP: torch.Tensor,
-    weight_EOI: torch.Tensor,
-    scales_ENG: torch.Tensor,
+    rows: Rounded,
+    weight: Rounded,
     bias_O: torch.Tensor | None = None,
     routing: Routing | None = None,
     tile: Tile = Tile(),  # noqa: B008  it cannot be changed
 ) -> torch.Tensor:
-    """Rows times their expert's matrix, or the only one, in bfloat16. Scales of rows are one row per group, at least as
-    long as a whole number of tiles."""
-    P, outputs = x8_PI.shape[0], weight_EOI.shape[1]
-    out_PO = torch.empty(P, outputs, dtype=torch.bfloat16, device=x8_PI.device)
+    """Rows times their expert's matrix, or the only one, in bfloat16."""
+    P, outputs = rows.numbers.shape[0], weight.numbers.shape[1]
+    out_PO = torch.empty(P, outputs, dtype=torch.bfloat16, device=rows.numbers.device)
     if P:
-        _launch(x8_PI, scales_GP, weight_EOI, scales_ENG, bias_O, routing, tile, outputs, out_PO, None, None)
+        _launch(rows, weight, bias_O, routing, tile, out_PO, None)
     return out_PO
 
 
 def gate_up(
-    x8_PI: torch.Tensor,
-    scales_GP: torch.Tensor,
-    weight_EGD: torch.Tensor,
-    scales_ENG: torch.Tensor,
+    rows: Rounded,
+    weight: Rounded,
     routing: Routing,
     save: bool,
     tile: Tile = Tile(),  # noqa: B008  it cannot be changed
-) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
-    """(gate and up rows (P, 2F) if `save`, hidden rows after SwiGLU rounded to float8, their scales)."""
-    P, F = x8_PI.shape[0], weight_EGD.shape[1] // 2
+) -> tuple[torch.Tensor | None, Rounded]:
+    """(gate and up rows (P, 2F) if `save`, hidden rows after SwiGLU, rounded)."""
+    P, F, device = rows.numbers.shape[0], weight.numbers.shape[1] // 2, rows.numbers.device
     assert F % BLOCK == 0, "a tile is whole blocks of gate and of up"
-    hidden_PF = torch.empty(P, F, dtype=torch.float8_e4m3fn, device=x8_PI.device)
-    hidden_scales_GP = torch.empty(F // BLOCK, scales_GP.shape[1], dtype=torch.float32, device=x8_PI.device)
-    gate_up_PG = torch.empty(P, 2 * F, dtype=torch.bfloat16, device=x8_PI.device) if save else None
-    made = gate_up_PG, hidden_PF, hidden_scales_GP
-    _launch(x8_PI, scales_GP, weight_EGD, scales_ENG, None, routing, tile, F, *made)
-    return made
+    gate_up_PG = torch.empty(P, 2 * F, dtype=torch.bfloat16, device=device) if save else None
+    hidden = Rounded(
+        torch.empty(P, F, dtype=torch.float8_e4m3fn, device=device),
+        torch.empty(F // BLOCK, rows.scales.shape[1], dtype=torch.float32, device=device),
+    )
+    _launch(rows, weight, None, routing, tile, gate_up_PG, hidden)
+    return gate_up_PG, hidden
 
 
 def _launch(
-    x8_PI, scales_GP, weight_EOI, scales_ENG, bias_O, routing, tile: Tile, width: int, out_PO, hidden_PF, hidden_GP
+    rows: Rounded,
+    weight: Rounded,
+    bias_O: torch.Tensor | None,
+    routing: Routing | None,
+    tile: Tile,
+    out_PO: torch.Tensor | None,
+    hidden: Rounded | None,
 ) -> None:
-    (P, inputs), half = x8_PI.shape, tile.rows // 2
-    pair = hidden_PF is not None
+    (P, inputs), half = rows.numbers.shape, tile.rows // 2
+    outputs, pair = weight.numbers.shape[1], hidden is not None
     assert not pair or (half, tile.columns) == (64, 256)
     table = totals = None
     if routing is not None:
         wide = tile.rows != routing.align
         assert tile.rows == (2 if wide else 1) * routing.align
         table, totals = (routing.wide_tiles, routing.totals[1:]) if wide else (routing.tiles, routing.totals)
-    if out_PO is None:  # nothing is written: any map of the right form
-        out_map = tensor_map(hidden_PF.view(torch.bfloat16), 64)
+    if hidden is None:
+        assert out_PO is not None
+        out_map = hidden_map = tensor_map(out_PO, 64)
     else:
-        out_map = tensor_map(out_PO, 64)
+        hidden_map = tensor_map(hidden.numbers, 64)
+        # Where nothing is saved: any map of the right form.
+        out_map = tensor_map(hidden.numbers.view(torch.bfloat16) if out_PO is None else out_PO, 64)
+    columns = 128 if pair else tile.columns  # of the weight, and a pair's as many of gate and of up
+    width = outputs // 2 if pair else outputs
     launch(
         float8_matmul,
-        (processors(x8_PI.device),),
-        tensor_map(x8_PI, half),
-        tensor_map(weight_EOI.view(-1, inputs), 128 if pair else tile.columns),
+        (processors(rows.numbers.device),),
+        tensor_map(rows.numbers, half),
+        tensor_map(weight.numbers.view(-1, inputs), columns),
         out_map,
-        tensor_map(hidden_PF, 64) if pair else out_map,
-        scales_GP,
-        scales_ENG,
+        hidden_map,
+        rows.scales,
+        weight.scales,
         bias_O,
-        hidden_GP,
+        None if hidden is None else hidden.scales,
         table,
         totals,
         triton.cdiv(P, tile.rows),
-        triton.cdiv(width, 128 if pair else tile.columns),
+        triton.cdiv(width, columns),
         P,
-        scales_GP.shape[1],
-        scales_ENG.shape[2],
-        scales_ENG.shape[1],
+        rows.scales.shape[1],
+        weight.scales.shape[2],
+        weight.scales.shape[1],
         width,
         GROUPED=routing is not None,
         PAIR=pair,
