@@ -1,6 +1,7 @@
 """Experts in 4 and 8 bits and in float8 (W8A8) beside bf16 on one GPU: one layer in a CUDA graph, microseconds a call.
 
     python bench/gpu_quantized.py --out bench/results/gpu_quantized.json
+    python bench/gpu_quantized.py --forms float8 --sizes 1024 4096 16384        one of them, at these numbers of tokens
 
 The floor is the time to read the weights of the experts that are chosen, scales included, at 4.6 TB/s.
 """
@@ -25,6 +26,7 @@ from moesaic.kernels.triton.float8.weight import Float8Weight
 from moesaic.kernels.triton.quantized.packed_weight import half_of, packed
 from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
 
+FORMS = ("4 bits", "8 bits", "float8")
 SIZES = (1, 2, 4, 8, 16, 64, 256, 1024, 4096, 16384)
 
 
@@ -56,20 +58,27 @@ def inputs_of(shape: tuple[int, ...], T: int) -> list[tuple[torch.Tensor, ...]]:
     ]
 
 
-def weights_of(shape: tuple[int, ...], group: int) -> dict[str, tuple[Any, Any]]:
+def weights_of(shape: tuple[int, ...], group: int, forms: list[str]) -> dict[str, tuple[Any, Any]]:
     D, F, E, _ = shape
-    plain = [torch.randn(E, *size, device="cuda", dtype=torch.bfloat16) / 64 for size in ((2 * F, D), (D, F))]
-    few = {f"{bits} bits": (coded(E, 2 * F, D, bits, group), coded(E, D, F, bits, group)) for bits in (4, 8)}
-    return {"bf16": (plain[0], plain[1]), **few, "float8": tuple(map(Float8Weight.rounded, plain))}
+    made = {
+        "bf16": tuple(torch.randn(E, *size, device="cuda", dtype=torch.bfloat16) / 64 for size in ((2 * F, D), (D, F)))
+    }
+    for form in forms:
+        if form == "float8":
+            made[form] = tuple(map(Float8Weight.rounded, made["bf16"]))
+        else:
+            bits = int(form.removesuffix(" bits"))
+            made[form] = coded(E, 2 * F, D, bits, group), coded(E, D, F, bits, group)
+    return made
 
 
-def layers(group: int) -> dict[str, Any]:
+def layers(group: int, forms: list[str], sizes: list[int]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for name in ("Qwen3-30B", "GLM-4.5-Air"):
         shape = SHAPES[name]
-        weights = weights_of(shape, group)
+        weights = weights_of(shape, group, forms)
         table[name] = {}
-        for T in SIZES:
+        for T in sizes:
             sets = inputs_of(shape, T)
             active = statistics.mean(routes.unique().numel() for _, routes, _ in sets)
             bytes_each = 3 * shape[0] * shape[1]
@@ -91,10 +100,12 @@ def layers(group: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--group", type=int, default=128)
+    parser.add_argument("--forms", nargs="*", default=list(FORMS), choices=FORMS, help="beside bf16")
+    parser.add_argument("--sizes", nargs="*", type=int, default=list(SIZES), help="tokens")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with torch.no_grad():
-        table = layers(options.group)
+        table = layers(options.group, options.forms, options.sizes)
     if options.out:
         facts = {"hardware": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
         facts |= {"date": datetime.date.today().isoformat(), "group": options.group}
