@@ -14,6 +14,7 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from bench.gpu_experts import SHAPES, graphed, problem
 from moesaic.kernels.triton.experts import decode, rows, streamed
+from moesaic.kernels.triton.experts.gate import PLAIN
 from moesaic.kernels.triton.experts.sort import route
 from moesaic.kernels.triton.experts.tuning import streamed as rule
 
@@ -75,7 +76,7 @@ def some_tokens(name, T, aligns):
         hidden = torch.randn(routings[0].rows, F, device="cuda", dtype=torch.bfloat16)
         out = torch.randn(routings[0].rows, D, device="cuda", dtype=torch.bfloat16)
         print(f"combine {graphed([lambda r=r: rows.combine(out, r, weights, T, K) for r in routings], 15):.1f}")
-        ups = tried(UP, [lambda t, r=r: lambda: streamed.rows(x, gate_up, r, t, K, True) for r in routings])
+        ups = tried(UP, [lambda t, r=r: lambda: streamed.rows(x, gate_up, r, t, K, PLAIN) for r in routings])
         report(f"{name} T={T} align {align} up", ups)
         downs = tried(DOWN, [lambda t, r=r: lambda: streamed.rows(hidden, down, r, t) for r in routings])
         report(f"{name} T={T} align {align} down", downs)

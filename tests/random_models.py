@@ -27,13 +27,19 @@ def small_config(
     )
 
 
-def save_random(config: Any, directory: Path, texts: Iterable[str] = (), seed: int = 0) -> Path:
-    """A model of random weights, with a tokenizer trained on `texts` where there are any."""
+def save_random(config: Any, directory: Path, texts: Iterable[str] = (), seed: int = 0, biases: float = 0.0) -> Path:
+    """A model of random weights, with a tokenizer trained on `texts` where there are any. Biases, which begin as zeros,
+    are drawn with the standard deviation `biases`, if it is not 0."""
     import torch
     import transformers
 
     torch.manual_seed(seed)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if biases and name.endswith("bias"):
+                parameter.normal_(0, biases)
+    model.save_pretrained(directory)
     if texts:
         save_tokenizer(train_tokenizer(texts, config.vocab_size), directory)
     return directory

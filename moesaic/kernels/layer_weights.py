@@ -59,6 +59,7 @@ class GroupedQueryWeights:
     window: int | None
     interleaved: bool
     scale: float
+    sinks_H: Tensor | None = None
     beyond: str | None = None  # in words, what kernels of several operations do not know of it
 
 
@@ -107,6 +108,8 @@ class MixtureWeights:
     experts: ExpertWeights
     shared: DenseWeights | None
     residual: LinearWeights | None
+    router_bias_E: Tensor | None = None
+    down_bias_ED: Tensor | None = None
     beyond: str | None = None
 
 

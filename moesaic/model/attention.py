@@ -76,8 +76,6 @@ class GroupedQueryAttention(nn.Module):
 
     def beyond(self) -> str | None:
         """What of it kernels of several operations do not know."""
-        if self.sinks is not None:
-            return "attention sinks"
         if self.chunked or self.temperature is not None or not self.turns:
             return "attention by chunks or without positions"
         return "norms of queries and keys as a whole, or once they are rotated" if self.kind != "heads" else None
@@ -94,6 +92,7 @@ class GroupedQueryAttention(nn.Module):
             self.window,
             self.interleaved,
             self.scale,
+            self.sinks,
             self.beyond(),
         )
 

@@ -27,13 +27,17 @@ CONFIGS = {
             moe_intermediate_size=256, n_routed_experts=32, num_experts_per_tok=4, n_shared_experts=1,
             n_group=4, topk_group=2, num_nextn_predict_layers=0, **SAME,
         ),
+        small_config(
+            "gpt_oss", VOCAB, hidden=256, ffn=192, layers=3, heads=(8, 2), head_dim=64, sliding_window=48,
+            num_local_experts=8, num_experts_per_tok=4, **SAME,
+        ),
     )
 }  # fmt: skip
 
 
 def saved(tmp_path_factory):
     """The directory of each model, by name."""
-    return {name: save_random(config, tmp_path_factory.mktemp(name)) for name, config in CONFIGS.items()}
+    return {name: save_random(config, tmp_path_factory.mktemp(name), biases=0.1) for name, config in CONFIGS.items()}
 
 
 def tokens_of(*lengths, seed=0):

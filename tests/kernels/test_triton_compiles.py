@@ -33,6 +33,7 @@ else:
     from moesaic.kernels.triton.attention import expanded, latent, paged, qk_norm_rope_cache
     from moesaic.kernels.triton.attention.paged_rows import Rows
     from moesaic.kernels.triton.experts import decode, streamed
+    from moesaic.kernels.triton.experts.gate import PLAIN
     from moesaic.kernels.triton.experts.hopper import decode as hopper_decode
     from moesaic.kernels.triton.experts.hopper import grouped as hopper
     from moesaic.kernels.triton.experts.sort import Routing
@@ -176,7 +177,7 @@ else:
         decode.decode(
             empty(1, D), ROUTES, WEIGHTS, empty(E, 2 * F, D), empty(E, D, F), (32, 128, 4, 4), (32, 128, 4, 4)
         )
-        streamed.rows(empty(T, D), empty(E, 2 * F, D), routing(), (32, 128, 3, 4), K, pair=True)
+        streamed.rows(empty(T, D), empty(E, 2 * F, D), routing(), (32, 128, 3, 4), K, pair=PLAIN)
         streamed.rows(empty(P, F), empty(E, D, F), routing(), (64, 64, 5, 4))
         assert len(launched) == 4
         for kernel in launched:

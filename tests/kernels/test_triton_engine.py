@@ -145,6 +145,17 @@ def post_norm_model(activation="silu"):
     return drawn(config)
 
 
+def sinks_model():
+    """gpt-oss: sinks, a window in every other layer, biases everywhere, a clamped gate."""
+    attention = GroupedQuery(4, 2, 8, qkv_bias=True, out_bias=True, sinks=True)
+    mixture = Experts(4, 2, 16, bias=True)
+    layers = (Layer(mixture, window=6), Layer(mixture))
+    config = ModelConfig(
+        "moesaic", VOCABULARY, 32, attention, Rope(8), layers, context=256, activation="clamped_swiglu"
+    )  # fmt: skip
+    return drawn(config)
+
+
 def drawn(config):
     torch.manual_seed(0)
     model = Model(config)
@@ -154,8 +165,11 @@ def drawn(config):
     return model
 
 
-@pytest.mark.parametrize("make", [residual_model, post_norm_model, lambda: post_norm_model("gelu_tanh")])
-def test_residual_experts_post_norms_and_other_activations_are_graphs_too(make):
+FORMS = [residual_model, post_norm_model, lambda: post_norm_model("gelu_tanh"), sinks_model]
+
+
+@pytest.mark.parametrize("make", FORMS, ids=["residual", "post-norms", "gelu", "gpt-oss"])
+def test_residual_experts_post_norms_sinks_and_other_activations_are_graphs_too(make):
     queued, plain = engines(make(), page_size=4)
     assert OverlapLoop.outside(queued) is None
     asked = prompts(5, 9)

@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from moesaic.kernels.triton.experts.gate import PLAIN, Gate
 from moesaic.kernels.triton.experts.layer import experts
 from moesaic.kernels.triton.experts.sort import route
 from moesaic.kernels.triton.experts.tuning import Choice
@@ -20,12 +21,22 @@ STREAMED = Choice("streamed", align=16, up_tile=(16, 16, 2, 4), down_tile=(16, 1
 DECODE = Choice("decode", up_tile=(16, 32, 2, 1), down_tile=(16, 32, 2, 1))
 
 
-def meaning(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF):
+def gated(both_TG, F, clamped):
+    gate_TF, up_TF = both_TG[:, :F], both_TG[:, F:]
+    if not clamped:
+        return torch.nn.functional.silu(gate_TF) * up_TF
+    gate_TF = gate_TF.clamp(max=7.0)  # gpt-oss's
+    return gate_TF * torch.sigmoid(1.702 * gate_TF) * (up_TF.clamp(-7.0, 7.0) + 1)
+
+
+def meaning(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, gate=PLAIN):
     F = down_EDF.shape[2]
     y_TD = torch.zeros_like(x_TD)
     for k in range(routes_TK.shape[1]):
         both_TG = torch.einsum("tgd,td->tg", gate_up_EGD[routes_TK[:, k]], x_TD)
-        hidden_TF = torch.nn.functional.silu(both_TG[:, :F]) * both_TG[:, F:]
+        if gate.bias_EG is not None:
+            both_TG = both_TG + gate.bias_EG[routes_TK[:, k]]
+        hidden_TF = gated(both_TG, F, gate.clamped)
         y_TD = y_TD + weights_TK[:, k, None] * torch.einsum("tdf,tf->td", down_EDF[routes_TK[:, k]], hidden_TF)
     return y_TD
 
@@ -57,6 +68,30 @@ SHAPES = {
 def test_forward(shape, choice):
     inputs = problem(*shape)
     torch.testing.assert_close(experts(*inputs, choice=choice), meaning(*inputs), rtol=1e-4, atol=1e-5)
+
+
+def biased(E, F, clamped):
+    """Numbers large enough that both bounds of the gate matter."""
+    return Gate(clamped, 6 * torch.randn(E, 2 * F))
+
+
+@pytest.mark.parametrize("choice", [PORTABLE, STREAMED, DECODE], ids=["portable", "streamed", "decode"])
+@pytest.mark.parametrize("clamped", [True, False], ids=["clamped", "swiglu"])
+def test_gates_with_biases(choice, clamped):
+    inputs = problem(*SHAPES["odd sizes"])
+    gate = biased(3, 20, clamped)
+    torch.testing.assert_close(experts(*inputs, choice=choice, gate=gate), meaning(*inputs, gate), rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_of_a_clamped_gate_and_its_bias():
+    x, routes, weights, gate_up, down = problem(*SHAPES["odd sizes"])
+    gate = biased(3, 20, True)
+    inputs = [tensor.requires_grad_() for tensor in (x, weights, gate_up, down, gate.bias_EG)]
+    grad = torch.randn(x.shape)
+    wanted = torch.autograd.grad(meaning(x, routes, weights, gate_up, down, gate), inputs, grad)
+    y = experts(x, routes, weights, gate_up, down, choice=PORTABLE, gate=gate)
+    for one, other in zip(torch.autograd.grad(y, inputs, grad), wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_every_token_to_one_expert():

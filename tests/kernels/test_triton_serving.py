@@ -14,16 +14,18 @@ from moesaic.kernels import reference
 from moesaic.kernels.cuda import invariant as cuda_invariant
 from moesaic.kernels.cuda.fast import eager_router_logits
 from moesaic.kernels.cuda.layout_rows import make_rows
-from moesaic.kernels.interface import AttentionCall, LatentCall, Mask, QKNorm, RopeAngles
+from moesaic.kernels.interface import AttentionCall, LatentCall, Mask, QKNorm, RopeAngles, Routes
 from moesaic.kernels.triton import gated, norm
 from moesaic.kernels.triton.attention import expanded, paged
 from moesaic.kernels.triton.attention.paged_rows import prefill_tile
 from moesaic.kernels.triton.attention.qk_norm_rope import qk_norm_rope
 from moesaic.kernels.triton.attention.qk_norm_rope_cache import qk_norm_rope_into_cache
+from moesaic.kernels.triton.experts import biases
 from moesaic.kernels.triton.experts.router import TopK, route
 from moesaic.kernels.triton.linear import linear
 from moesaic.kernels.triton.sample import logprobs_of, sample
 from moesaic.model.config import Experts
+from moesaic.model.experts import weighed_biases
 from moesaic.model.layout import Layout, PagedCache
 from moesaic.model.router import Router
 from tests.kernels import interpreter
@@ -70,19 +72,21 @@ def batch(lengths, cached, N, C, page_size=4, trees=None, positions=None):
     return Layout(lengths, cached=cached, cache=cache, pages=pages, trees=trees, positions=positions)
 
 
+@pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("heads", [(4, 2, 16), (6, 2, 10)])
-def test_paged_attention(heads, window, monkeypatch):
+def test_paged_attention(heads, window, sinks, monkeypatch):
     monkeypatch.setattr(paged, "SPLIT", 32)
     monkeypatch.setattr(paged, "BLOCK", 16)
     H, N, C = heads
     layout = batch([1, 3, 11, 1, 40], [0, 45, 30, 70, 0], N, C)
     q, k, v = torch.randn(56, H, C), torch.randn(56, N, C), torch.randn(56, N, C)
     slabs = layout.cache.layers[0]
-    wanted = reference.attend(q, k, v, AttentionCall(layout, slabs, 0.3, window))
+    sinks_H = 3 * torch.randn(H) if sinks else None
+    wanted = reference.attend(q, k, v, AttentionCall(layout, slabs, 0.3, window, sinks_H=sinks_H))
     rows = make_rows(layout, prefill_tile(H // N, wide=True))
     assert rows.decode_X2 is not None and rows.prefill_X2 is not None
-    close(paged.attend(q, slabs["keys"], slabs["values"], rows, 0.3, window), wanted)
+    close(paged.attend(q, slabs["keys"], slabs["values"], rows, 0.3, window, sinks_H=sinks_H), wanted)
 
 
 def test_attention_to_expanded_latents():
@@ -146,29 +150,39 @@ def test_heads(interleaved, rope_size, normed):
     close(given, q), close(slabs["keys"], wanted["keys"]), close(slabs["values"], wanted["values"])
 
 
-@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("score, biased", [("softmax", False), ("softmax", True), ("sigmoid", False)])
 @pytest.mark.parametrize("tokens", [1, 19])
-def test_router(score, tokens):
+def test_router(score, biased, tokens):
     torch.manual_seed(2)
-    shape = Experts(6, 3, 8, score=score, scale=1.5, correction=score == "sigmoid")
+    shape = Experts(6, 3, 8, score=score, scale=1.5, correction=score == "sigmoid", bias=biased)
     router = Router(40, shape, 0)
     torch.nn.init.normal_(router.weight)
     if router.correction is not None:
         router.correction.normal_()
+    bias_E = None
+    if router.bias is not None:
+        bias_E = torch.nn.init.normal_(router.bias, std=5.0).detach()
     x = torch.randn(tokens, 40)
     wanted_routes, wanted_weights = router(x)
     rules = (3, score == "sigmoid", True, 1.5)
-    routes, weights = route(x, router.weight.detach(), router.correction, TopK(*rules))
+    routes, weights = route(x, router.weight.detach(), router.correction, TopK(*rules), bias_E)
     assert torch.equal(routes.long(), wanted_routes)
     close(weights, wanted_weights.detach())
     # Rows that are no tokens choose nobody and count nowhere.
     places, chosen = torch.arange(tokens, dtype=torch.int32), torch.empty(tokens, 3, dtype=torch.int32)
     places[-1] = 3 if tokens == 1 else -1
     counts = torch.zeros(6, dtype=torch.int64)
-    route(x, router.weight.detach(), router.correction, TopK(*rules, 1, 1, places, chosen, counts))
+    route(x, router.weight.detach(), router.correction, TopK(*rules, 1, 1, places, chosen, counts), bias_E)
     real = places >= 0
     assert torch.equal(chosen[real].long(), wanted_routes[real]) and bool((chosen[~real] == -1).all())
     assert torch.equal(counts, torch.bincount(wanted_routes[real].flatten(), minlength=6))
+
+
+def test_biases_of_experts_have_the_bits_of_the_librarys_sums():
+    routes, weights, bias = torch.tensor([[3, 0, 1], [2, 2, 0]]), torch.rand(2, 3), torch.randn(4, 40)
+    wanted = weighed_biases(Routes(routes, weights), bias)
+    given = biases.weighed_biases(routes.int(), weights, bias)
+    assert torch.equal(given, wanted)
 
 
 @pytest.mark.parametrize("groups, top_groups", [(8, 3), (4, 1), (2, 2)])
@@ -238,6 +252,12 @@ def test_learning_with_the_kernels_of_the_engine(window):
         (lambda ops, *given: ops.router_logits(*given), (x, weight)),
         (lambda ops, logits: ops.route(logits, None, rules).weights_TK, (torch.randn(35, 6),)),
         (lambda ops, *given: ops.attend(*given, AttentionCall(layout, None, 0.3, window)), (q, k, v)),
+        (
+            lambda ops, q, k, v, sinks_H: ops.attend(
+                q, k, v, AttentionCall(layout, None, 0.3, window, sinks_H=sinks_H)
+            ),
+            (q, k, v, torch.randn(4)),
+        ),
         (
             lambda ops, one, q_C, k_C: ops.qk_norm_rope(one, 2, QKNorm(q_C, k_C, 1e-6), RopeAngles(cos, sin, True)),
             (qkv, q_norm, k_norm),

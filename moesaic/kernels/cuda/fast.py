@@ -40,7 +40,7 @@ from moesaic.kernels.triton.attention import paged
 from moesaic.kernels.triton.attention import qk_norm_rope as fused
 from moesaic.kernels.triton.attention.paged_rows import Rows, prefill_tile
 from moesaic.kernels.triton.attention.qk_norm_rope_cache import qk_norm_rope_into_cache
-from moesaic.kernels.triton.experts import router
+from moesaic.kernels.triton.experts import gate, router
 from moesaic.kernels.triton.experts.layer import experts as triton_experts
 from moesaic.kernels.triton.graph_break import eager
 
@@ -100,8 +100,8 @@ def route(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, cho
 
 
 def experts(x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
-    if weights.activation == "silu" and routes.weights_TK.dtype == torch.float32:
-        return eager_experts(x_TD, routes.experts_TK, routes.weights_TK, weights.gate_up_EGD, weights.down_EDF)
+    if weights.activation in gate.KNOWN and routes.weights_TK.dtype == torch.float32:
+        return eager_experts(x_TD, *routes, weights)
     return reference.experts(x_TD, routes, weights)
 
 
@@ -117,8 +117,9 @@ def eager_topk(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules
 
 
 @eager
-def eager_experts(x_TD: Tensor, routes_TK: Tensor, weights_TK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor) -> Tensor:
-    return triton_experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
+def eager_experts(x_TD: Tensor, routes_TK: Tensor, weights_TK: Tensor, weights: ExpertWeights) -> Tensor:
+    own = gate.Gate.of(weights.activation, weights.bias_EG)
+    return triton_experts(x_TD, routes_TK, weights_TK, weights.gate_up_EGD, weights.down_EDF, gate=own)
 
 
 def attention(q_THC: Tensor, k_MNC: Tensor, v_MNX: Tensor, mask: Mask) -> Tensor:
@@ -142,7 +143,7 @@ def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> 
     layout, cache = call.layout, call.cache
     if call.bias is not None:
         return attend_biased(q_THC, k_TNC, v_TNC, call)
-    if call.sinks_H is not None or call.chunked:
+    if call.chunked:
         return reference.attend(q_THC, k_TNC, v_TNC, call, attention)
     if cache is None:
         if q_THC.dtype in HALF and q_THC.shape[2] % 8 == 0 and q_THC.shape[2] <= 256 and not layout.has_trees:
@@ -151,17 +152,19 @@ def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> 
         layout.write(cache["keys"], k_TNC)
         layout.write(cache["values"], v_TNC)
         rows = rows_of(layout, prefill_tile(q_THC.shape[1] // k_TNC.shape[1], q_THC.dtype == torch.float32))
-        return paged.attend(q_THC, cache["keys"], cache["values"], rows, call.scale, call.window)
+        keys, values = cache["keys"], cache["values"]
+        return paged.attend(q_THC, keys, values, rows, call.scale, call.window, sinks_H=call.sinks_H)
     return reference.attend(q_THC, k_TNC, v_TNC, call, attention)
 
 
 def varlen_attention(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layout: Any, call: AttentionCall) -> Tensor:
     """Whole sequences (documents) side by side, each attending to itself: one call of the library for all of them."""
     lengths, scale, window = [span.new for span in layout.spans], call.scale, call.window
-    if needs_grad(q_THC, k_TNC, v_TNC) and window is None and call.causal and _cudnn_takes(lengths, q_THC):
+    plain = window is None and call.causal and call.sinks_H is None
+    if plain and needs_grad(q_THC, k_TNC, v_TNC) and _cudnn_takes(lengths, q_THC):
         return fixed_length_attention(q_THC, k_TNC, v_TNC, lengths[0], scale)
     out_THC: Tensor = VarlenAttention.apply(
-        q_THC, k_TNC, v_TNC, layout.starts_S1, max(lengths), scale, window, call.causal
+        q_THC, k_TNC, v_TNC, call.sinks_H, layout.starts_S1, max(lengths), scale, window, call.causal
     )
     return out_THC
 
@@ -186,12 +189,16 @@ def fixed_length_attention(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, length: 
 
 
 class VarlenAttention(torch.autograd.Function):
+    """Flash attention. A head's sink makes the sum of its weights larger, and nothing else: with that sum the library's
+    gradients of queries, keys and values are right as they are."""
+
     @staticmethod
     def forward(
         ctx: Any,
         q_THC: Tensor,
         k_TNC: Tensor,
         v_TNC: Tensor,
+        sinks_H: Tensor | None,
         starts_S1: Tensor,
         max_length: int,
         scale: float,
@@ -204,19 +211,26 @@ class VarlenAttention(torch.autograd.Function):
             q_THC, k_TNC, v_TNC, starts_S1, starts_S1, max_length, max_length, 0.0, causal, False, scale=scale,
             window_size_left=left, window_size_right=right,
         )  # fmt: skip
-        ctx.save_for_backward(q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, state, unused)
+        if sinks_H is not None:
+            plain, sums = sums, torch.logaddexp(sums, sinks_H.float()[:, None])  # logarithms, (H, T)
+            out_THC = (out_THC * (plain - sums).exp().T[:, :, None]).to(out_THC.dtype)
+        ctx.save_for_backward(q_THC, k_TNC, v_TNC, sinks_H, out_THC, sums, starts_S1, state, unused)
         ctx.facts = (max_length, scale, left, right, causal)
         return out_THC
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, state, unused = ctx.saved_tensors
+        q_THC, k_TNC, v_TNC, sinks_H, out_THC, sums, starts_S1, state, unused = ctx.saved_tensors
         max_length, scale, left, right, causal = ctx.facts
         d_q, d_k, d_v = torch.ops.aten._flash_attention_backward(
             grads[0].contiguous(), q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, starts_S1, max_length, max_length,
             0.0, causal, state, unused, scale=scale, window_size_left=left, window_size_right=right,
         )  # fmt: skip
-        return d_q, d_k, d_v, None, None, None, None, None
+        d_sinks = None
+        if ctx.needs_input_grad[3]:
+            lost_HT = (sinks_H.float()[:, None] - sums).exp()  # the share of its weights that a sink has
+            d_sinks = -(lost_HT * (grads[0] * out_THC).float().sum(-1).T).sum(1).to(sinks_H.dtype)
+        return d_q, d_k, d_v, d_sinks, None, None, None, None, None
 
 
 def attend_latent(call: LatentCall) -> Tensor:

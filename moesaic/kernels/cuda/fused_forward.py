@@ -32,6 +32,8 @@ from moesaic.kernels.triton.attention.paged_rows import Rows, prefill_tile
 from moesaic.kernels.triton.attention.prompt_rows import Prompts
 from moesaic.kernels.triton.attention.qk_norm_rope_cache import qk_norm_rope_into_cache
 from moesaic.kernels.triton.embedding import embed
+from moesaic.kernels.triton.experts import gate
+from moesaic.kernels.triton.experts.biases import weighed_biases
 from moesaic.kernels.triton.experts.layer import experts
 from moesaic.kernels.triton.experts.router import TopK, route, supports_groups
 from moesaic.kernels.triton.float8.weight import Float8Weight
@@ -87,10 +89,19 @@ def _layer_outside(layer: LayerWeights) -> str | None:
     if isinstance(ffn, MixtureWeights):
         if ffn.beyond is not None:
             return ffn.beyond
-        if ffn.experts.activation != "silu":
+        if ffn.experts.activation not in gate.KNOWN:
             return f"experts with the activation {ffn.experts.activation}"
-        matrices += [ffn.experts.gate_up_EGD, ffn.experts.down_EDF]
+        own = [ffn.experts.gate_up_EGD, ffn.experts.down_EDF]
+        if not gate_of(ffn).is_plain and not all(isinstance(weight, Tensor) for weight in own):
+            return "quantized experts with biases or a gate of their own"
+        if ffn.down_bias_ED is not None and ffn.shared is not None:
+            return "experts with biases beside a shared one"
+        matrices += own
     return None if _known(*matrices) else UNKNOWN
+
+
+def gate_of(part: MixtureWeights) -> gate.Gate:
+    return gate.Gate.of(part.experts.activation, part.experts.bias_EG)
 
 
 def _known(*weights: Any) -> bool:
@@ -234,7 +245,8 @@ class FusedForward:
         q_THC = qk_norm_rope_into_cache(
             qkv_TX, norm, self.rope, rows.positions_T, rows, cache, part.heads, part.kv_heads
         )
-        out_THC = attend(q_THC, cache["keys"], cache["values"], rows, part.scale, part.window)
+        keys, values = cache["keys"], cache["values"]
+        out_THC = attend(q_THC, keys, values, rows, part.scale, part.window, sinks_H=part.sinks_H)
         return self.linear(out_THC.flatten(1), part.out, rows)
 
     def latent(self, part: LatentWeights, h_TD: Tensor, rows: Rows, latents: Tensor) -> Tensor:
@@ -285,8 +297,11 @@ class FusedForward:
     ) -> tuple[Tensor, Tensor | None]:
         """What routed experts add to the stream, and what a shared one does."""
         choice = TopK.by(part.rules, rows.positions_T, routes_TK, counts_E)
-        _, weights_TK = route(h_TD, part.router, part.correction, choice)
-        out_TD = experts(h_TD, routes_TK, weights_TK, part.experts.gate_up_EGD, part.experts.down_EDF)
+        _, weights_TK = route(h_TD, part.router, part.correction, choice, part.router_bias_E)
+        matrices = part.experts.gate_up_EGD, part.experts.down_EDF
+        out_TD = experts(h_TD, routes_TK, weights_TK, *matrices, gate=gate_of(part))
+        if part.down_bias_ED is not None:
+            return out_TD, weighed_biases(routes_TK, weights_TK, part.down_bias_ED)
         if part.shared is None:
             return out_TD, None
         shared_TD = self.dense(part.shared, h_TD, rows)

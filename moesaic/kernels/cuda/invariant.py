@@ -81,19 +81,20 @@ def route(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, cho
 @eager
 def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
     layout = call.layout
-    own = call.bias is None and call.sinks_H is None and not call.chunked and call.causal and not layout.has_trees
+    own = call.bias is None and not call.chunked and call.causal and not layout.has_trees
     if call.cache is not None or not own or not len(q_THC):
         return fast.attend(q_THC, k_TNC, v_TNC, call)
 
-    def exact(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor) -> Tensor:
+    def exact(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, *sinks: Tensor) -> Tensor:
         rows = flat_rows(layout, prefill_tile(q_THC.shape[1] // k_TNC.shape[1], q_THC.dtype == torch.float32))
         keys, values = k_TNC.contiguous().unsqueeze(1), v_TNC.contiguous().unsqueeze(1)
-        return paged.attend(q_THC, keys, values, rows, call.scale, call.window)
+        return paged.attend(q_THC, keys, values, rows, call.scale, call.window, sinks_H=next(iter(sinks), None))
 
-    def plain(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor) -> Tensor:
-        return fast.attend(q_THC, k_TNC, v_TNC, call)
+    def plain(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, *sinks: Tensor) -> Tensor:
+        return fast.attend(q_THC, k_TNC, v_TNC, call._replace(sinks_H=next(iter(sinks), None)))
 
-    out_THC: Tensor = exact_forward(exact, plain, q_THC, k_TNC, v_TNC)
+    sinks = () if call.sinks_H is None else (call.sinks_H,)
+    out_THC: Tensor = exact_forward(exact, plain, q_THC, k_TNC, v_TNC, *sinks)
     return out_THC
 
 

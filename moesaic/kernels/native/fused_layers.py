@@ -93,10 +93,11 @@ def known(layer: LayerWeights) -> bool:
     ffn = layer.ffn
     if not isinstance(layer.attention, GroupedQueryWeights) or layer.attention_post_norm is not None:
         return False
-    if layer.attention.beyond is not None:
+    if layer.attention.beyond is not None or layer.attention.sinks_H is not None:
         return False
     if isinstance(ffn, MixtureWeights):
-        return ffn.residual is None and ffn.experts.activation == "silu" and ffn.beyond is None
+        biased = ffn.router_bias_E is not None or ffn.experts.bias_EG is not None or ffn.down_bias_ED is not None
+        return ffn.residual is None and ffn.experts.activation == "silu" and ffn.beyond is None and not biased
     return ffn.activation == "silu"
 
 

@@ -42,6 +42,7 @@ def attend(
     scale: float,
     window: int | None = None,
     rope_size: int = 0,
+    sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Every token attends to its sequence up to itself; keys and values are (pages, page size, N, C). With
     `rope_size`, both are the latents (pages, page size, C + rope_size), and queries have as many numbers."""
@@ -109,6 +110,7 @@ def attend(
             out_PTHC,
             rows.positions_T,
             rows.decode_X2,
+            sinks_H,
             out_THC,
             T,
             H,
@@ -125,6 +127,7 @@ def attend(
         prefill_kernel[(H // group, rows.prefill_X2.shape[0])](
             *attended,
             rows.prefill_X2,
+            sinks_H,
             out_THC,
             H,
             N,

@@ -156,6 +156,13 @@ def combined(best, weight, out, new_best, new_weight, new_out):
 
 
 @triton.jit
+def with_sink(weight, best, sinks_H, head, known):
+    """A head's sink is one more score, of no key: it has a weight, and no value."""
+    sink = tl.load(sinks_H + head, mask=known, other=0.0).to(tl.float32)
+    return weight + tl.exp2(tl.fma(sink, 1.4426950408889634, -best))
+
+
+@triton.jit
 def decode_kernel(
     q_THC,
     keys,
@@ -242,6 +249,7 @@ def combine_kernel(
     out_PTHC,
     positions_T,
     tiles_X2,
+    sinks_H,
     out_THC,
     T,
     H,
@@ -276,6 +284,8 @@ def combine_kernel(
             new_weight = tl.load(weight_PTH + at, mask=mine, other=0.0)
             new_out = tl.load(out_PTHC + at[:, None] * C + c[None, :], mask=inside, other=0.0)
             best, weight, out = combined(best, weight, out, new_best, new_weight, new_out)
+        if sinks_H is not None:
+            weight = with_sink(weight, best, sinks_H, head, mine)
         out = tl.where(weight[:, None] > 0, out / weight[:, None], 0.0)
         at = (token * H + head[:, None]) * C + c[None, :]
         tl.store(out_THC + at, out.to(out_THC.dtype.element_ty), mask=inside)
@@ -290,6 +300,7 @@ def prefill_kernel(
     sequences_T,
     page_table_SP,
     tiles_X2,
+    sinks_H,
     out_THC,
     H,
     N,
@@ -341,6 +352,8 @@ def prefill_kernel(
             ROPE_SIZE, PACKED, PRECISION, STAGES,
         )  # fmt: skip
         best, weight, out = combined(best, weight, out, new_best, new_weight, new_out)
+    if sinks_H is not None:
+        weight = with_sink(weight, best, sinks_H, head * GROUP + row % GROUP, known)
     out = tl.where(weight[:, None] > 0, out / weight[:, None], 0.0)
     inside = known[:, None] & (c[None, :] < C)
     tl.store(out_THC + at[:, None] * C + c[None, :], out.to(out_THC.dtype.element_ty), mask=inside)

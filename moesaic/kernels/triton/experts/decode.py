@@ -14,6 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moesaic.kernels.triton.dependent_launch import is_hopper, launch_pdl, supports_pdl
+from moesaic.kernels.triton.experts.gate import PLAIN, Gate, hidden_of
 from moesaic.kernels.triton.experts.grouped import precision
 from moesaic.kernels.triton.experts.hopper import decode as hopper_decode
 from moesaic.kernels.triton.experts.tiles import Tile, launch_options
@@ -26,9 +27,11 @@ def hidden_kernel(
     x_TD,
     routes_N,
     gate_up_EGD,
+    bias_EG,
     hidden_NF,
     D,
     F,
+    IS_CLAMPED: tl.constexpr,
     K: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -37,7 +40,7 @@ def hidden_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One block of one assignment's hidden row: gate, up, SwiGLU."""
+    """One block of one assignment's hidden row: gate, up, and what `gate.py` makes of them."""
     if PDL:
         # In this order: the kernel after this one reads the routes before it waits.
         gdc_wait()
@@ -60,8 +63,10 @@ def hidden_kernel(
         x_at += BK
         gate_up_at += BK
     both = tl.sum(tl.where(lane[None, :] == 0, total, 0.0), 1).to(kind).to(tl.float32)
+    if bias_EG is not None:
+        both += tl.load(bias_EG + (expert * 2 + pair // BN) * F + n, mask=n < F, other=0.0).to(tl.float32)
     gate, up = both.reshape(2, BN).permute(1, 0).split()
-    hidden = gate / (1.0 + tl.exp(-gate)) * up
+    hidden = hidden_of(gate, up, IS_CLAMPED)
     column = tl.program_id(1) * BN + tl.arange(0, BN)
     tl.store(hidden_NF + assignment.to(tl.int64) * F + column, hidden.to(kind), mask=column < F)
 
@@ -125,6 +130,7 @@ def decode(
     down_EDF: torch.Tensor,
     up_tile: Tile,
     down_tile: Tile,
+    gate: Gate = PLAIN,
 ) -> torch.Tensor:
     (T, D), K, F = x_TD.shape, routes_TK.shape[1], down_EDF.shape[2]
     assert K <= LANES, f"at most {LANES} experts per token"
@@ -137,9 +143,11 @@ def decode(
         x_TD,
         routes_TK,
         gate_up_EGD,
+        gate.bias_EG,
         hidden_NF,
         D,
         F,
+        IS_CLAMPED=gate.clamped,
         **common,
         **launch_options(up_tile),
     )

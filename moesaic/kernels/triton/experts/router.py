@@ -35,6 +35,7 @@ def in_top_groups(choice, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr):
 @triton.jit
 def topk_kernel(
     logits_TE,
+    bias_E,
     correction_E,
     positions_T,
     counts_E,
@@ -59,6 +60,8 @@ def topk_kernel(
     expert = tl.arange(0, BINS)
     real = expert < E
     logits = tl.load(logits_TE + token * E + expert, mask=real, other=float("-inf"))
+    if bias_E is not None:
+        logits += tl.load(bias_E + expert, mask=real, other=0.0).to(tl.float32)
     if SIGMOID:
         scores = 1.0 / (1.0 + tl.exp(-logits))
     else:
@@ -126,17 +129,23 @@ def supports_groups(experts: int, groups: int) -> bool:
 
 
 def route(
-    h_TD: torch.Tensor, router_ED: torch.Tensor, correction_E: torch.Tensor | None, choice: TopK
+    h_TD: torch.Tensor,
+    router_ED: torch.Tensor,
+    correction_E: torch.Tensor | None,
+    choice: TopK,
+    bias_E: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(chosen experts (T, K) int32, their float32 weights)."""
-    return topk(router_logits(h_TD, router_ED), correction_E, choice)
+    return topk(router_logits(h_TD, router_ED), correction_E, choice, bias_E)
 
 
 def router_logits(h_TD: torch.Tensor, router_ED: torch.Tensor) -> torch.Tensor:
     return tiled(h_TD, router_ED, out_dtype=torch.float32)
 
 
-def topk(logits_TE: torch.Tensor, correction_E: torch.Tensor | None, choice: TopK) -> tuple[torch.Tensor, torch.Tensor]:
+def topk(
+    logits_TE: torch.Tensor, correction_E: torch.Tensor | None, choice: TopK, bias_E: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     (T, E), K, device = logits_TE.shape, choice.per_token, logits_TE.device
     routes_TK = choice.routes_TK
     if routes_TK is None:
@@ -146,6 +155,7 @@ def topk(logits_TE: torch.Tensor, correction_E: torch.Tensor | None, choice: Top
         topk_kernel,
         (T,),
         logits_TE,
+        bias_E,
         correction_E,
         choice.positions_T,
         choice.counts_E,

@@ -10,6 +10,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
+from moesaic.kernels.triton.experts.gate import PLAIN, Gate, gradients_of, hidden_of
 from moesaic.kernels.triton.experts.sort import RECORD, Routing
 from moesaic.kernels.triton.launch import launch
 
@@ -131,20 +132,49 @@ def combine_tokens(rows_ND: torch.Tensor, weights_TK: torch.Tensor) -> torch.Ten
 
 
 @triton.jit
-def swiglu_rows(gate_up_PG, hidden_PF, F, BLOCK_F: tl.constexpr):
+def swiglu_rows(
+    gate_up_PG,
+    bias_EG,
+    tiles,
+    totals,
+    hidden_PF,
+    F,
+    IS_CLAMPED: tl.constexpr,
+    ALIGN: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    RECORD: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
     gate = tl.load(gate_up_PG + row * 2 * F + column, mask=column < F, other=0.0).to(tl.float32)
     up = tl.load(gate_up_PG + row * 2 * F + F + column, mask=column < F, other=0.0).to(tl.float32)
-    hidden = gate / (1.0 + tl.exp(-gate)) * up
+    if bias_EG is not None:
+        tile = row // ALIGN
+        expert = tl.load(tiles + tile * RECORD, mask=tile < tl.load(totals), other=0).to(tl.int64)
+        gate += tl.load(bias_EG + expert * 2 * F + column, mask=column < F, other=0.0).to(tl.float32)
+        up += tl.load(bias_EG + expert * 2 * F + F + column, mask=column < F, other=0.0).to(tl.float32)
+    hidden = hidden_of(gate, up, IS_CLAMPED)
     tl.store(hidden_PF + row * F + column, hidden.to(hidden_PF.dtype.element_ty), mask=column < F)
 
 
-def swiglu(gate_up_PG: torch.Tensor) -> torch.Tensor:
+def swiglu(gate_up_PG: torch.Tensor, gate: Gate = PLAIN, routing: Routing | None = None) -> torch.Tensor:
+    """What a gate makes of both; a bias is of the expert whose row it is by the `routing`."""
     rows, G = gate_up_PG.shape
     hidden_PF = torch.empty(rows, G // 2, dtype=gate_up_PG.dtype, device=gate_up_PG.device)
     block = min(1024, triton.next_power_of_2(G // 2))
-    swiglu_rows[(rows, triton.cdiv(G // 2, block))](gate_up_PG, hidden_PF, G // 2, BLOCK_F=block, num_warps=4)
+    swiglu_rows[(rows, triton.cdiv(G // 2, block))](
+        gate_up_PG,
+        gate.bias_EG,
+        None if routing is None else routing.tiles,
+        None if routing is None else routing.totals,
+        hidden_PF,
+        G // 2,
+        IS_CLAMPED=gate.clamped,
+        ALIGN=1 if routing is None else routing.align,
+        BLOCK_F=block,
+        RECORD=RECORD,
+        num_warps=4,
+    )
     return hidden_PF
 
 
@@ -152,6 +182,7 @@ def swiglu(gate_up_PG: torch.Tensor) -> torch.Tensor:
 def swiglu_backward_rows(
     grad_hidden_PF,
     gate_up_PG,
+    bias_EG,
     weights_N,
     sources_P,
     tiles,
@@ -159,6 +190,7 @@ def swiglu_backward_rows(
     grad_gate_up_PG,
     grad_weights_N,
     F,
+    IS_CLAMPED: tl.constexpr,
     ALIGN: tl.constexpr,
     BLOCK_F: tl.constexpr,
     RECORD: tl.constexpr,
@@ -181,24 +213,30 @@ def swiglu_backward_rows(
             kept = column < width
             gate = tl.load(gate_up_PG + wide * 2 * F + column, mask=kept, other=0.0).to(tl.float32)
             up = tl.load(gate_up_PG + wide * 2 * F + F + column, mask=kept, other=0.0).to(tl.float32)
+            if bias_EG is not None:
+                bias_at = bias_EG + tl.load(record).to(tl.int64) * 2 * F + column
+                gate += tl.load(bias_at, mask=kept, other=0.0).to(tl.float32)
+                up += tl.load(bias_at + F, mask=kept, other=0.0).to(tl.float32)
             grad = tl.load(grad_hidden_PF + wide * F + column, mask=kept, other=0.0).to(tl.float32)
-            sigmoid = 1.0 / (1.0 + tl.exp(-gate))
-            silu = gate * sigmoid
-            hidden = gate / (1.0 + tl.exp(-gate)) * up
+            hidden = hidden_of(gate, up, IS_CLAMPED)
             dot += grad * hidden
-            grad = grad * weight
-            grad_gate = grad * up * (sigmoid + silu * (1.0 - sigmoid))
+            grad_gate, grad_up = gradients_of(grad * weight, gate, up, IS_CLAMPED)
             inside = column < F
             kind = grad_gate_up_PG.dtype.element_ty
             tl.store(grad_gate_up_PG + wide * 2 * F + column, grad_gate.to(kind), mask=inside)
-            tl.store(grad_gate_up_PG + wide * 2 * F + F + column, (grad * silu).to(kind), mask=inside)
+            tl.store(grad_gate_up_PG + wide * 2 * F + F + column, grad_up.to(kind), mask=inside)
             tl.store(grad_hidden_PF + wide * F + column, (weight * hidden).to(kind), mask=inside)
         if valid:
             tl.store(grad_weights_N + source, tl.sum(dot, 0))
 
 
 def swiglu_backward(
-    grad_hidden_PF: torch.Tensor, gate_up_PG: torch.Tensor, weights_TK: torch.Tensor, routing: Routing, in_place: bool
+    grad_hidden_PF: torch.Tensor,
+    gate_up_PG: torch.Tensor,
+    weights_TK: torch.Tensor,
+    routing: Routing,
+    in_place: bool,
+    gate: Gate = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(gradient of gate and up, gradient of the routing weights); `grad_hidden_PF` becomes the weighted hidden rows."""
     rows, F = grad_hidden_PF.shape
@@ -207,6 +245,7 @@ def swiglu_backward(
     swiglu_backward_rows[(rows,)](
         grad_hidden_PF,
         gate_up_PG,
+        gate.bias_EG,
         weights_TK,
         routing.sources_P,
         routing.tiles,
@@ -214,12 +253,39 @@ def swiglu_backward(
         grad_gate_up_PG,
         grad_weights_TK,
         F,
+        IS_CLAMPED=gate.clamped,
         ALIGN=routing.align,
         BLOCK_F=min(1024, triton.next_power_of_2(F)),
         RECORD=RECORD,
         num_warps=4,
     )
     return grad_gate_up_PG, grad_weights_TK
+
+
+@triton.jit
+def sum_segments_kernel(rows_PX, segments_E, out_EX, X, BLOCK: tl.constexpr, STEP: tl.constexpr, RECORD: tl.constexpr):
+    expert = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    start = tl.load(segments_E + expert * RECORD + 3).to(tl.int64)
+    count = tl.load(segments_E + expert * RECORD + 4)
+    line = tl.arange(0, STEP)
+    total = tl.zeros([BLOCK], tl.float32)
+    for base in range(0, count, STEP):
+        kept = (base + line < count)[:, None] & (column < X)[None, :]
+        at = rows_PX + (start + base + line)[:, None] * X + column[None, :]
+        total += tl.sum(tl.load(at, mask=kept, other=0.0).to(tl.float32), 0)
+    tl.store(out_EX + expert * X + column, total.to(out_EX.dtype.element_ty), mask=column < X)
+
+
+def sum_segments(rows_PX: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Of every expert's rows, (E, X): the gradient of a bias."""
+    E, X = routing.segments_E.shape[0], rows_PX.shape[1]
+    out_EX = torch.empty(E, X, dtype=rows_PX.dtype, device=rows_PX.device)
+    block = min(128, triton.next_power_of_2(X))
+    sum_segments_kernel[(E, triton.cdiv(X, block))](
+        rows_PX, routing.segments_E, out_EX, X, BLOCK=block, STEP=32, RECORD=RECORD, num_warps=4
+    )
+    return out_EX
 
 
 @triton.jit

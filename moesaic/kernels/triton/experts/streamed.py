@@ -12,6 +12,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
+from moesaic.kernels.triton.experts.gate import Gate, hidden_of
 from moesaic.kernels.triton.experts.grouped import precision
 from moesaic.kernels.triton.experts.sort import RECORD, Routing
 from moesaic.kernels.triton.experts.tiles import Tile, launch_options
@@ -21,6 +22,7 @@ from moesaic.kernels.triton.experts.tiles import Tile, launch_options
 def streamed_kernel(
     x,
     weights_EOI,
+    bias_EG,
     out_PO,
     sources_P,
     tiles,
@@ -29,6 +31,7 @@ def streamed_kernel(
     OUTPUTS,
     CHOICES: tl.constexpr,
     PAIR: tl.constexpr,
+    IS_CLAMPED: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -37,7 +40,8 @@ def streamed_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """OUTPUTS columns of a tile's rows, BN at a time. PAIR: gate and up, then SwiGLU; the matrix has 2 x OUTPUTS rows.
+    """OUTPUTS columns of a tile's rows, BN at a time. PAIR: gate and up, and what `gate.py` makes of them; the
+    matrix has 2 x OUTPUTS rows.
     CHOICES (experts of a token): x is in token order; 0: it is in the order of the routing."""
     if PDL:
         gdc_wait()
@@ -73,9 +77,11 @@ def streamed_kernel(
         kind = out_PO.dtype.element_ty
         if PAIR:
             # Rounded first, as on every path.
-            both = total.to(kind).to(tl.float32).reshape(2, BN, BM).permute(1, 2, 0)
-            gate, up = both.split()
-            total = gate / (1.0 + tl.exp(-gate)) * up
+            both = total.to(kind).to(tl.float32)
+            if bias_EG is not None:
+                both += tl.load(bias_EG + line, mask=n < OUTPUTS, other=0.0).to(tl.float32)[:, None]
+            gate, up = both.reshape(2, BN, BM).permute(1, 2, 0).split()
+            total = hidden_of(gate, up, IS_CLAMPED)
         n = tl.program_id(0) * BN + tl.arange(0, BN)
         tl.store(
             out_PO + row[None, :] * OUTPUTS + n[:, None],
@@ -90,18 +96,19 @@ def rows(
     routing: Routing,
     tile: Tile,
     choices: int = 0,
-    pair: bool = False,
+    pair: Gate | None = None,
 ) -> torch.Tensor:
-    """Each row times its expert's matrix, or SwiGLU of the two halves of that; with `choices`, x is in token
-    order."""
+    """Each row times its expert's matrix, or what the gate `pair` makes of the two halves of that; with `choices`, x
+    is in token order."""
     inputs = x.shape[1]
-    outputs = weights_EOI.shape[1] // (2 if pair else 1)
+    outputs = weights_EOI.shape[1] // (1 if pair is None else 2)
     out_PO = torch.empty(routing.rows, outputs, dtype=x.dtype, device=x.device)
     launch_pdl(
         streamed_kernel,
         (triton.cdiv(outputs, tile[0]), routing.tiles.shape[0]),
         x,
         weights_EOI,
+        None if pair is None else pair.bias_EG,
         out_PO,
         routing.sources_P,
         routing.tiles,
@@ -109,7 +116,8 @@ def rows(
         inputs,
         outputs,
         CHOICES=choices,
-        PAIR=pair,
+        PAIR=pair is not None,
+        IS_CLAMPED=pair is not None and pair.clamped,
         BM=routing.align,
         RECORD=RECORD,
         PRECISION=precision(x),
