@@ -25,7 +25,8 @@ from moesaic.kernels.cross_entropy import linear_cross_entropy
 from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
-from moesaic.serve.core.engine import Engine, Runner
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.forward_pass import Runner
 
 HIDDEN, EXPERTS, PER_TOKEN, HEADS, KV_HEADS, HEAD_SIZE, WINDOW = 2880, 32, 4, 64, 8, 64, 128
 VOCAB = 201_088
