@@ -4,8 +4,8 @@
     python bench/gpu_gpt_oss.py --layers 2 --requests 1
 
 Random weights, bfloat16, greedy, 512 in and 128 out, best of three; layer by layer is how such models ran before their
-sinks, biases and gate were in the kernels. The training step is forward and backward of 4 x 2,048 tokens by both, on the
-same weights and tokens, layers not compiled; the losses are compared.
+sinks, biases and gate were in the kernels. The training step is forward and backward of 4 x 2,048 tokens by both,
+with the same weights and tokens, layers not compiled; the losses are compared.
 """
 
 from __future__ import annotations
