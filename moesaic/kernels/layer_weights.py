@@ -59,6 +59,7 @@ class GroupedQueryWeights:
     window: int | None
     interleaved: bool
     scale: float
+    norms_whole: bool = False  # of all heads' numbers together, and not of each head's
     sinks_H: Tensor | None = None
     beyond: str | None = None  # in words, what kernels of several operations do not know of it
 
@@ -108,6 +109,7 @@ class MixtureWeights:
     experts: ExpertWeights
     shared: DenseWeights | None
     residual: LinearWeights | None
+    shared_gate: LinearWeights | None = None
     router_bias_E: Tensor | None = None
     down_bias_ED: Tensor | None = None
     beyond: str | None = None

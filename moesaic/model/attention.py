@@ -78,7 +78,7 @@ class GroupedQueryAttention(nn.Module):
         """What of it kernels of several operations do not know."""
         if self.chunked or self.temperature is not None or not self.turns:
             return "attention by chunks or without positions"
-        return "norms of queries and keys as a whole, or once they are rotated" if self.kind != "heads" else None
+        return f"norms of queries and keys ({self.kind})" if self.kind not in ("heads", "whole") else None
 
     def weights(self) -> GroupedQueryWeights:
         return GroupedQueryWeights(
@@ -92,6 +92,7 @@ class GroupedQueryAttention(nn.Module):
             self.window,
             self.interleaved,
             self.scale,
+            self.kind == "whole",
             self.sinks,
             self.beyond(),
         )

@@ -110,6 +110,7 @@ class MixtureFeedForward(nn.Module):
             self.expert_weights(),
             self.shared.weights() if self.shared is not None else None,
             self.residual.weights() if self.residual is not None else None,
+            self.shared_gate.weights() if self.shared_gate is not None else None,
             router.bias,
             self.down_bias_ED,
             self.beyond(),
@@ -117,8 +118,6 @@ class MixtureFeedForward(nn.Module):
 
     def beyond(self) -> str | None:
         """What of it kernels of several operations do not know."""
-        if self.shared_gate is not None:
-            return "a shared expert with a gate of its own"
         return "experts whose inputs are scaled" if self.router.shape.scales_input else None
 
 

@@ -31,6 +31,13 @@ CONFIGS = {
             "gpt_oss", VOCAB, hidden=256, ffn=192, layers=3, heads=(8, 2), head_dim=64, sliding_window=48,
             num_local_experts=8, num_experts_per_tok=4, **SAME,
         ),
+        small_config(
+            "olmoe", VOCAB, hidden=256, ffn=128, layers=2, heads=(4, 2), num_experts=8, num_experts_per_tok=2, **SAME,
+        ),
+        small_config(
+            "qwen2_moe", VOCAB, hidden=256, ffn=384, layers=2, heads=(4, 2), num_experts=8, num_experts_per_tok=2,
+            moe_intermediate_size=128, shared_expert_intermediate_size=192, mlp_only_layers=[0], **SAME,
+        ),
     )
 }  # fmt: skip
 

@@ -156,6 +156,14 @@ def sinks_model():
     return drawn(config)
 
 
+def whole_norms_model():
+    """OLMoE's and MiniMax's norms of queries and keys, Qwen2-MoE's shared expert."""
+    attention = GroupedQuery(4, 2, 8, qk_norm=True, norm="whole")
+    mixture = Experts(4, 2, 16, shared_hidden=16, shared_gate=True)
+    config = ModelConfig("moesaic", VOCABULARY, 32, attention, Rope(4), (Layer(mixture),) * 2, context=256)
+    return drawn(config)
+
+
 def drawn(config):
     torch.manual_seed(0)
     model = Model(config)
@@ -165,11 +173,11 @@ def drawn(config):
     return model
 
 
-FORMS = [residual_model, post_norm_model, lambda: post_norm_model("gelu_tanh"), sinks_model]
+FORMS = [residual_model, post_norm_model, lambda: post_norm_model("gelu_tanh"), sinks_model, whole_norms_model]
 
 
-@pytest.mark.parametrize("make", FORMS, ids=["residual", "post-norms", "gelu", "gpt-oss"])
-def test_residual_experts_post_norms_sinks_and_other_activations_are_graphs_too(make):
+@pytest.mark.parametrize("make", FORMS, ids=["residual", "post-norms", "gelu", "gpt-oss", "whole norms"])
+def test_parts_of_other_families_are_graphs_too(make):
     queued, plain = engines(make(), page_size=4)
     assert OverlapLoop.outside(queued) is None
     asked = prompts(5, 9)

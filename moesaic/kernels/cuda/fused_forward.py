@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from moesaic.kernels.cuda import fast
@@ -85,6 +86,7 @@ def _layer_outside(layer: LayerWeights) -> str | None:
             return attention.beyond
     dense = ffn.shared if isinstance(ffn, MixtureWeights) else ffn
     projections += [] if dense is None else [dense.gate_up, dense.down]
+    projections += [ffn.shared_gate] if isinstance(ffn, MixtureWeights) else []
     matrices = [linear.weight for linear in projections if linear is not None]
     if isinstance(ffn, MixtureWeights):
         if ffn.beyond is not None:
@@ -242,6 +244,10 @@ class FusedForward:
         norm = None
         if part.q_norm is not None and part.k_norm is not None:
             norm = QKNorm(part.q_norm.weight, part.k_norm.weight, part.q_norm.eps)
+            if part.norms_whole:
+                q_TX, k_TX, v_TX = qkv_TX.split([len(norm.q_C), len(norm.k_C), len(norm.k_C)], dim=1)
+                qkv_TX = torch.cat([rms_norm(q_TX, norm.q_C, norm.eps), rms_norm(k_TX, norm.k_C, norm.eps), v_TX], 1)
+                norm = None
         q_THC = qk_norm_rope_into_cache(
             qkv_TX, norm, self.rope, rows.positions_T, rows, cache, part.heads, part.kv_heads
         )
@@ -305,6 +311,9 @@ class FusedForward:
         if part.shared is None:
             return out_TD, None
         shared_TD = self.dense(part.shared, h_TD, rows)
+        if part.shared_gate is not None:  # a sigmoid, in the form that has the same bits in any batch
+            gate_T1 = linear(h_TD, part.shared_gate.weight, part.shared_gate.bias)
+            shared_TD = shared_TD * F.pad(gate_T1, (0, 1)).softmax(-1)[:, :1]
         if part.residual is None:
             return out_TD, shared_TD
         share_T2 = linear(h_TD, part.residual.weight, part.residual.bias).softmax(-1)

@@ -93,11 +93,12 @@ def known(layer: LayerWeights) -> bool:
     ffn = layer.ffn
     if not isinstance(layer.attention, GroupedQueryWeights) or layer.attention_post_norm is not None:
         return False
-    if layer.attention.beyond is not None or layer.attention.sinks_H is not None:
+    attention = layer.attention
+    if attention.beyond is not None or attention.sinks_H is not None or attention.norms_whole:
         return False
     if isinstance(ffn, MixtureWeights):
-        biased = ffn.router_bias_E is not None or ffn.experts.bias_EG is not None or ffn.down_bias_ED is not None
-        return ffn.residual is None and ffn.experts.activation == "silu" and ffn.beyond is None and not biased
+        more = (ffn.residual, ffn.shared_gate, ffn.router_bias_E, ffn.experts.bias_EG, ffn.down_bias_ED, ffn.beyond)
+        return ffn.experts.activation == "silu" and all(part is None for part in more)
     return ffn.activation == "silu"
 
 
