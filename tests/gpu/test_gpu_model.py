@@ -28,8 +28,8 @@ DEVICE = "cuda"
 pytestmark = pytest.mark.usefixtures("exact_float32")
 
 
-def peer(directory, dtype):
-    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(DEVICE).eval()
+def peer(directory, dtype, device=DEVICE):
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(device).eval()
 
 
 def test_cuda_models_get_the_gpu_kernels(directories):
@@ -43,8 +43,9 @@ def test_cuda_models_get_the_gpu_kernels(directories):
 @torch.inference_mode()
 def test_logits_equal_transformers(directories, name):
     sequences = tokens_of(70, 1, 300, 33)
-    wide = peer(directories[name], torch.float32)
-    wanted = [wide(torch.tensor([tokens], device=DEVICE)).logits[0] for tokens in sequences]
+    # On the CPU: on a GPU it sends one of these tokens of gpt-oss to another expert than it does there, and than we do.
+    wide = peer(directories[name], torch.float32, "cpu")
+    wanted = [wide(torch.tensor([tokens])).logits[0].to(DEVICE) for tokens in sequences]
     exact = moesaic.load(directories[name], dtype=torch.float32, device=DEVICE)
     for given, one in zip(exact.logits(sequences), wanted, strict=True):
         assert error(given, one) < 1e-4

@@ -32,7 +32,7 @@ else:
     from moesaic.kernels.triton import compile_ahead, few_rows, gated, gemv
     from moesaic.kernels.triton.attention import expanded, latent, paged, qk_norm_rope_cache
     from moesaic.kernels.triton.attention.paged_rows import Rows
-    from moesaic.kernels.triton.experts import decode, streamed
+    from moesaic.kernels.triton.experts import biases, decode, streamed
     from moesaic.kernels.triton.experts.gate import PLAIN
     from moesaic.kernels.triton.experts.hopper import decode as hopper_decode
     from moesaic.kernels.triton.experts.hopper import grouped as hopper
@@ -143,6 +143,7 @@ else:
         for module in (
             quantized_decode,
             quantized_matmul,
+            biases,
             decode,
             hopper_decode,
             latent,
@@ -208,6 +209,11 @@ else:
         assert "mma.sync" in ptx and "ld.local" not in ptx
         assert 0 < ptx.index("cp.async.cg") < ptx.index("griddepcontrol.wait") < ptx.rindex("cp.async.cg")
         assert 227 * 1024 // (programs + 1) < kernel.metadata.shared + 1024 <= 227 * 1024 // programs
+
+    def test_products_of_biases_are_rounded_before_they_are_added(launched):
+        biases.weighed_biases(torch.zeros(3, K, dtype=torch.int32), torch.ones(3, K), empty(E, D))
+        (kernel,) = launched
+        assert "fma" not in kernel.asm["ptx"] and "griddepcontrol.wait" in kernel.asm["ptx"]
 
     def test_kernels_compile_in_threads_and_are_not_launched(monkeypatch):
         monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)

@@ -45,6 +45,8 @@ def weighed_biases(routes_TK: torch.Tensor, weights_TK: torch.Tensor, bias_ED: t
         K=K,
         BLOCK=block,
         PDL=supports_pdl(bias_ED.device),
+        # Else the compiler makes both roundings of a term one: a product and a sum in bf16 become a fused one.
+        enable_fp_fusion=False,
         num_warps=4,
     )
     return out_TD
