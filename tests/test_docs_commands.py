@@ -108,6 +108,7 @@ SHORT = {
     "quantiles": [*TWO, "--steps", "2", "--quantiles", "2", "--tokens", "500"],
     "train": ["train.steps=20", "train.save_every=20", *TRAIN],
     "train tiny": ["train.steps=70", "train.save_every=70", *TRAIN],  # a law is fitted to it
+    "train life": ["train.steps=45", *TRAIN],  # and another to its checkpoints
     "prepare": ["data.sources=[{name: sums, path: 'builtin:sums', documents: 200}]"],
     "topics": ["--common", "1", "--iterations", "2"],
     "align": ALIGN,
@@ -160,8 +161,8 @@ def shortened(words: list[str], port: int) -> list[str]:
         kind += f" {name[0]}"
     elif kind == "train" and "curriculum" in words[1]:
         kind += " curriculum"
-    elif kind == "train" and words[-1] == "out/tiny":
-        kind += " tiny"
+    elif kind == "train" and (name := re.search(r" out/(tiny|life)( |$)", " ".join(words))):
+        kind += f" {name[1]}"
     named = {word.partition("=")[0] for word in made}
     more = [word for word in SHORT.get(kind, []) if word.partition("=")[0] not in named]
     return made + more
