@@ -25,9 +25,9 @@ from moesaic.model.config import Experts
 from moesaic.model.directory import Parts, chosen_device, load
 from moesaic.model.encoder import refuse_encoder
 from moesaic.model.facts import bits_per_weight, facts
-from moesaic.model.families import family_for
 from moesaic.model.formats.checkpoint import Checkpoint
 from moesaic.model.formats.opening import is_compressed, open_checkpoint
+from moesaic.model.formats.turned import turns
 from moesaic.model.perplexity import perplexity
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.serve.core.memory import free_bytes
@@ -93,8 +93,8 @@ def compress(
     parts = Parts(source)
     refuse_encoder(parts.config, directory, "there is nothing to calibrate it by")
     mixture = any(isinstance(layer.ffn, Experts) for layer in parts.config.layers)
-    if layout != "moesaic" and hasattr(family_for(parts.config.family, directory), "TURNED"):
-        problem = f"experts of {parts.config.family} are no linear modules, of which {layout} is made"
+    if layout != "moesaic" and turns(parts.config.family):
+        problem = f"matrices of {parts.config.family} lie otherwise on disk than {layout} has them"
         raise UserError("--layout", problem, "Leave out --layout.")
     if layout != "moesaic" and mixture and (why := method.not_joined):
         problem = f"transformers cannot load a mixture of experts from {why} in {layout}"

@@ -17,7 +17,8 @@ from torch import Tensor
 from moesaic.kernels.layer_weights import EncoderLayerWeights, ExpertWeights, LayerWeights, RouteRules
 
 Mode = Literal["fast", "reference", "invariant"]
-KVCache = dict[str, Tensor]  # one layer's: keys and values, or latents, each (pages, page size, ...)
+# One layer's: keys and values, or latents, each (pages, page size, ...); or what it keeps of sequences (places, ...).
+KVCache = dict[str, Tensor]
 
 
 class Batch(Protocol):
@@ -34,6 +35,9 @@ class Batch(Protocol):
 
     @property
     def pages_SP(self) -> Tensor | None: ...
+
+    @property
+    def states_S(self) -> Tensor: ...
 
     @property
     def has_trees(self) -> bool: ...
@@ -157,6 +161,26 @@ class LatentCall(NamedTuple):
     selected: list[Tensor | None] | None = None
 
 
+class DeltaCall(NamedTuple):
+    """A gated delta rule as projected (`kernels/delta_rule.py`): of every token what becomes the queries and keys of
+    key heads and the values of heads (T, X) once a causal convolution with these taps and a SiLU have mixed it with the
+    tokens before; how strongly it writes, before a sigmoid; and how much of the state it lets fade, before
+    exp(-exp(log rate) * softplus(decay + shift)). `states` are what the layer keeps of sequences, by their places;
+    without them all begin here, and nothing is kept."""
+
+    qkv_TX: Tensor
+    strength_TH: Tensor
+    decay_TH: Tensor
+    taps_XW: Tensor
+    log_rate_H: Tensor
+    shift_H: Tensor
+    key_heads: int
+    key_size: int
+    value_size: int
+    layout: Batch
+    states: KVCache | None = None
+
+
 class Routes(NamedTuple):
     """The experts each token goes to (T, K), and the weight of each."""
 
@@ -235,6 +259,9 @@ class Kernels(Protocol):
     def attend_latent(self, call: LatentCall) -> Tensor:
         """The same for latent attention, which caches one latent per token: (T, H, value size)."""
 
+    def delta_rule(self, call: DeltaCall) -> Tensor:
+        """In place of attention: what each head reads from its state (T, H, value size), in float32 until then."""
+
     def select_tokens(
         self, q_THC: Tensor, k_TC: Tensor, weights_TH: Tensor, layout: Batch, cache: KVCache | None, topk: int
     ) -> list[Tensor | None]:
@@ -242,7 +269,7 @@ class Kernels(Protocol):
         order and -1 behind the last; None where all fit. Keys are in the cache already where there is one."""
 
     def gated(self, gate_up_TG: Tensor, activation: str) -> Tensor:
-        """activation(first half) * second half; `clamped_swiglu` is a gate of its own (`reference.clamped_swiglu`)."""
+        """activation(first half) * second half; `sigmoid` gates heads, `clamped_swiglu` is a gate of its own (`reference.clamped_swiglu`)."""
 
     def router_logits(self, x_TD: Tensor, weight_ED: Tensor, site: str = "") -> Tensor:
         """How well each expert suits each token, in float32 whatever the model's dtype."""

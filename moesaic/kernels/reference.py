@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moesaic.kernels.cross_entropy import linear_cross_entropy as linear_cross_entropy
+from moesaic.kernels.delta_rule import delta_rule as delta_rule
 from moesaic.kernels.interface import (
     AttentionCall,
     Batch,
@@ -32,6 +33,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x_TF: F.gelu(x_TF, approximate="tanh"),
     "relu": F.relu,
     "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
 }
 CLAMPED, GATE_LIMIT, GATE_SLOPE = "clamped_swiglu", 7.0, 1.702
 

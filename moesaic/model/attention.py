@@ -14,12 +14,18 @@ from moesaic.kernels.layer_weights import GroupedQueryWeights, LatentWeights
 from moesaic.kernels.token_selection import index_scores
 from moesaic.model.config import GroupedQuery, Indexer, Latent, Layer, ModelConfig, Temperature
 from moesaic.model.context import ForwardContext
+from moesaic.model.delta_rule import GatedDeltaRule
 from moesaic.model.indexer_loss import note_indexer_loss
 from moesaic.model.linear import Linear, Norm, norm_weights
 from moesaic.model.rope import softmax_scale
 
 
-def make_attention(config: ModelConfig, layer: Layer, number: int) -> GroupedQueryAttention | LatentAttention:
+def make_attention(
+    config: ModelConfig, layer: Layer, number: int
+) -> GroupedQueryAttention | LatentAttention | GatedDeltaRule:
+    """The first half of a layer: attention, or what it has in its place."""
+    if layer.delta is not None:
+        return GatedDeltaRule(config, layer.delta, number)
     if isinstance(config.attention, GroupedQuery):
         return GroupedQueryAttention(config, config.attention, layer, number)
     return LatentAttention(config, config.attention, layer, number)
@@ -34,27 +40,42 @@ class GroupedQueryAttention(nn.Module):
         self.turns = layer.positions and config.rope.size > 0
         self.chunked, self.temperature, self.kind = layer.chunked, layer.temperature, attention.norm
         self.scale, self.eps = self.size**-0.5, config.norm_eps
-        self.qkv = Linear(config.hidden, (self.heads + 2 * self.kv_heads) * self.size, attention.qkv_bias)
+        # Queries, what gates their heads if anything does, keys, values.
+        self.gated, self.offset = attention.gated, config.norm_offset
+        queries = self.heads * (2 if self.gated else 1)
+        self.qkv = Linear(config.hidden, (queries + 2 * self.kv_heads) * self.size, attention.qkv_bias)
         self.out = Linear(self.heads * self.size, config.hidden, attention.out_bias)
         self.sinks = nn.Parameter(torch.empty(self.heads)) if attention.sinks else None
         weighed = attention.qk_norm and self.kind != "unit"
         wide = self.kind == "whole"
-        self.q_norm = Norm(self.size * (self.heads if wide else 1), config.norm_eps) if weighed else None
-        self.k_norm = Norm(self.size * (self.kv_heads if wide else 1), config.norm_eps) if weighed else None
+        eps, offset = config.norm_eps, config.norm_offset
+        self.q_norm = Norm(self.size * (self.heads if wide else 1), eps, offset) if weighed else None
+        self.k_norm = Norm(self.size * (self.kv_heads if wide else 1), eps, offset) if weighed else None
         self.unit = attention.qk_norm and not weighed and self.turns
 
     def cache_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"keys": (self.kv_heads, self.size), "values": (self.kv_heads, self.size)}
 
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
     def forward(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
         ops, layout = context.ops, context.layout
         qkv_TX = self.qkv(x_TD, ops)
-        norm = None
+        norm, gate_TX = None, None
+        if self.gated:
+            queries, both = self.heads * self.size, 2 * self.kv_heads * self.size
+            q_TX, gate_TX, kv_TX = qkv_TX.split([queries, queries, both], dim=1)
+            qkv_TX = torch.cat([q_TX, kv_TX], dim=1)
         if self.unit:
             ones_C = qkv_TX.new_ones(self.size)
             norm = QKNorm(ones_C, ones_C, self.eps)
         elif self.q_norm is not None and self.k_norm is not None:
-            if self.kind == "heads":
+            if self.kind == "heads" and self.offset:
+                heads = (self.heads, self.kv_heads, self.kv_heads)
+                q_THC, k_TNC, v_TNC = qkv_TX.unflatten(-1, (-1, self.size)).split(heads, dim=1)
+                qkv_TX = torch.cat([self.q_norm(q_THC, ops), self.k_norm(k_TNC, ops), v_TNC], dim=1).flatten(1)
+            elif self.kind == "heads":
                 norm = QKNorm(self.q_norm.weight, self.k_norm.weight, self.eps)
             elif self.kind == "whole":
                 heads = (self.heads, self.kv_heads, self.kv_heads)
@@ -72,10 +93,15 @@ class GroupedQueryAttention(nn.Module):
             q_THC = q_THC * lengths(self.temperature, layout.positions_T)[:, None, None].to(q_THC.dtype)
         where = layout, cache, self.scale, self.window, self.number
         call = AttentionCall(*where, causal=self.causal, sinks_H=self.sinks, chunked=self.chunked)
-        return self.out(ops.attend(q_THC, k_TNC, v_TNC, call).flatten(1), ops)
+        out_TX = ops.attend(q_THC, k_TNC, v_TNC, call).flatten(1)
+        if gate_TX is not None:
+            out_TX = ops.gated(torch.cat([gate_TX, out_TX], dim=1), "sigmoid")
+        return self.out(out_TX, ops)
 
     def beyond(self) -> str | None:
         """What of it kernels of several operations do not know."""
+        if self.gated or self.offset:
+            return "heads that are gated or norms that count from one"
         if self.chunked or self.temperature is not None or not self.turns:
             return "attention by chunks or without positions"
         return f"norms of queries and keys ({self.kind})" if self.kind not in ("heads", "whole") else None
@@ -131,6 +157,9 @@ class LatentAttention(nn.Module):
     def cache_shapes(self) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {"latent": (self.shape.kv_rank + self.shape.rope_size,)}
         return shapes | ({"index": (self.indexer.size,)} if self.indexer is not None else {})
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {}
 
     def forward(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
         ops, shape = context.ops, self.shape

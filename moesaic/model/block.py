@@ -11,6 +11,7 @@ from moesaic.kernels.layer_weights import LayerWeights
 from moesaic.model.attention import make_attention
 from moesaic.model.config import Layer, ModelConfig
 from moesaic.model.context import ForwardContext
+from moesaic.model.delta_rule import GatedDeltaRule
 from moesaic.model.experts import make_feed_forward
 from moesaic.model.first_weights import deep_norm
 from moesaic.model.knowledge import KnowledgeReading
@@ -20,15 +21,15 @@ from moesaic.model.linear import Linear, Norm, norm_weights
 class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: Layer, number: int) -> None:
         super().__init__()
-        self.attention_norm = Norm(config.hidden, config.norm_eps)
+        self.attention_norm = Norm(config.hidden, config.norm_eps, config.norm_offset)
         self.attention = make_attention(config, layer, number)
-        self.ffn_norm = Norm(config.hidden, config.norm_eps)
+        self.ffn_norm = Norm(config.hidden, config.norm_eps, config.norm_offset)
         self.ffn = make_feed_forward(config, layer.ffn, number)
         self.attention_post_norm = Norm(config.hidden, config.norm_eps) if config.post_norms else None
         self.ffn_post_norm = Norm(config.hidden, config.norm_eps) if config.post_norms else None
         self._stack: LayerStack | None = None
         # Whether kernels that run several operations in one call may know all of its parts.
-        self.fusible = not isinstance(self.ffn, KnowledgeReading)
+        self.fusible = not isinstance(self.ffn, KnowledgeReading) and layer.delta is None
 
     def forward(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
         if self.fusible and context.layout.cache is not None:
@@ -59,6 +60,7 @@ class Block(nn.Module):
 
     def weights(self) -> LayerWeights:
         assert not isinstance(self.ffn, KnowledgeReading), "is not fusible"
+        assert not isinstance(self.attention, GatedDeltaRule), "is not fusible"
         return LayerWeights(
             self.attention.number,
             self.attention_norm.weights(),

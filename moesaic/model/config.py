@@ -51,6 +51,7 @@ class GroupedQuery:
     # (Hunyuan); each head on layers with positions, without weights (Llama 4).
     norm: Literal["heads", "whole", "rotated", "unit"] = "heads"
     sinks: bool = False  # every head has a learned logit in its softmax that stands for no token (gpt-oss)
+    gated: bool = False  # what heads give is multiplied by a sigmoid that the token projects, too (Qwen3-Next)
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,19 @@ class Latent:
     @property
     def key_size(self) -> int:
         return self.plain_size + self.rope_size
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """In place of attention: heads that write what they see into a state of `key_size` by `value_size`, and read it
+    (gated delta rule; Qwen3-Next). Several heads share the query and key of one key head; queries, keys and values go
+    through a causal convolution over the last `width` tokens first."""
+
+    key_heads: int
+    heads: int
+    key_size: int
+    value_size: int
+    width: int = 4
 
 
 @dataclass(frozen=True)
@@ -142,6 +156,7 @@ class Layer:
     temperature: Temperature | None = None
     index: Literal["full", "shared"] | None = None  # DSA: own top-k selection, or that of the last full layer
     rope: Rope | None = None  # where it is another than the model's (ModernBERT's layers with a window)
+    delta: DeltaRule | None = None  # in place of attention; then nothing above but the feed-forward network holds
 
 
 @dataclass(frozen=True)
@@ -191,6 +206,7 @@ class ModelConfig:
     context: int = 2048
     norm_eps: float = 1e-6
     post_norms: bool = False  # a second norm after attention and after the feed-forward (GLM-4)
+    norm_offset: bool = False  # norms multiply by one more than their weights (Qwen3-Next)
     activation: Activation = "silu"
     tied: bool = False
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -211,6 +227,11 @@ class ModelConfig:
     @property
     def has_experts(self) -> bool:
         return any(isinstance(layer.ffn, Experts) for layer in self.layers)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layer keeps a state of every sequence, in place of something for each of its tokens."""
+        return any(layer.delta is not None for layer in self.layers)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -295,6 +316,14 @@ def check(config: ModelConfig) -> None:
         require(not layer.chunked or layer.window is not None, f"{here} chunks", "need a window, which is their size")
         if layer.temperature is not None:
             positive(layer.temperature.floor, f"{here} temperature floor")
+        if layer.delta is not None:
+            for key, size in dataclasses.asdict(layer.delta).items():
+                positive(size, f"{here} delta rule {key}")
+            heads, shared = layer.delta.heads, layer.delta.key_heads
+            require(heads % shared == 0, f"{here} delta rule", f"{heads} heads do not divide into {shared} key heads")
+            require(layer.delta.width > 1, f"{here} delta rule", "its convolution needs a token before each")
+            plain = not config.mtp and config.encoder is None and config.infilling is None
+            require(plain, f"{here} delta rule", "is for models that read and predict one token after the other")
         if isinstance(ffn, Experts):
             positive(ffn.count, f"{here} experts")
             require(
@@ -330,6 +359,9 @@ def check(config: ModelConfig) -> None:
             f"{here} indexer",
             "the attention has no indexer",
         )
+    if config.norm_offset:
+        usual = isinstance(attention, GroupedQuery) and attention.norm == "heads" and config.encoder is None
+        require(usual and not config.mtp and config.knowledge is None, "norm", "an offset is for plain layers")
     if config.norm != "pre":
         require(not config.post_norms and not config.mtp, "norm", "a norm after each half is for plain layers")
     if config.infilling is not None:

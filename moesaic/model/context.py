@@ -54,6 +54,10 @@ class ForwardContext:
     def cache_layer(self, layer: int) -> KVCache | None:
         return self.layout.cache.layers[layer] if self.layout.cache is not None else None
 
+    def layer_states(self, layer: int) -> KVCache | None:
+        cache = self.layout.cache
+        return cache.states.layers[layer] if cache is not None and cache.states is not None else None
+
     @property
     def teach(self) -> Literal["dense", "sparse"] | None:
         return self.routing.teach if self.routing is not None else None

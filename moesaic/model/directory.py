@@ -231,8 +231,8 @@ class Parts:
     def _assemble(self, places: list[Place], depth: int = 0) -> Tensor:
         """A parameter from its parts: matrices of one expert each are stacked, runs of rows joined."""
         first = places[0].part[depth]
-        if first is None:
-            return self.source.tensor(places[0].name)[0]
+        if None in places[0].part:
+            return self.source.tensor(places[0].name).squeeze(places[0].part.index(None))
         if isinstance(first, slice):
             return torch.cat([self.source.tensor(place.name) for place in places])
         groups = defaultdict(list)

@@ -7,6 +7,7 @@ only some layers or experts makes exactly those, and they are the same under any
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -40,7 +41,12 @@ def first_parameter(
     if config.knowledge is not None and name.endswith(READING):
         whole = _reading(name, shape, seed, config)
         return whole if rows is None else whole[rows[0] : rows[1]]
+    if name.endswith("attention.log_rate"):  # states that fade at rates of up to 16, as Qwen3-Next begins
+        rates = _generated(name, shape, seed, lambda rate, generator: rate.uniform_(0.01, 16, generator=generator))
+        return rates.log()[slice(*rows) if rows is not None else slice(None)]
     weight = first_weight(name, shape, seed, config.init_std, rows)
+    if config.norm_offset and (name == "norm.weight" or name.endswith("_norm.weight")):
+        return torch.zeros_like(weight)
     if config.norm == "pre" or not name.startswith("layers.") or len(shape) == 1 or ".router." in name:
         return weight
     weight *= (2 / (shape[-1] + shape[-2])) ** 0.5 / config.init_std  # Xavier's
@@ -81,6 +87,12 @@ def deep_norm(layers: int) -> DeepNorm:
 
 
 def _normal(name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
+    return _generated(name, shape, seed, lambda weight, generator: weight.normal_(0, std, generator=generator))
+
+
+def _generated(
+    name: str, shape: tuple[int, ...], seed: int, draw: Callable[[Tensor, torch.Generator], Tensor]
+) -> Tensor:
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    return torch.empty(shape).normal_(0, std, generator=generator)
+    return draw(torch.empty(shape), generator)

@@ -53,6 +53,19 @@ def prefix_TT(tokens: int, prefix: int) -> Tensor:
     return sees_TT
 
 
+class SequenceStates:
+    """What layers keep of a sequence as a whole, however long it is: `layers[i]` maps a name to a tensor (places, ...),
+    float32. Who has which place is the caller's business; a sequence that begins does not read what lies there."""
+
+    def __init__(
+        self, shapes: Sequence[dict[str, tuple[int, ...]]], places: int, device: torch.device | str = "cpu"
+    ) -> None:
+        self.places = places
+        self.layers = [
+            {name: torch.empty(places, *shape, device=device) for name, shape in layer.items()} for layer in shapes
+        ]
+
+
 class PagedCache:
     """Keys and values of all layers in pages of `page_size` tokens; who owns which page is the caller's business.
 
@@ -67,7 +80,9 @@ class PagedCache:
         page_size: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        states: SequenceStates | None = None,
     ) -> None:
+        self.states = states
         self.page_size = page_size
         self.pages = pages
         # On a CPU memory that was never written costs nothing, and a row is never read before it is written.
@@ -109,6 +124,7 @@ class Layout:
     A sequence's new tokens may be a tree of draft tokens instead of a line: `trees[number]` then says which new tokens
     each new token sees (new, new; itself and its ancestors, which come before it), `positions` how deep each stands.
     Of the first `prefixes[number]` tokens of a sequence each sees all of them (GLM's part A, a prefix language model).
+    Where the cache has states, `states[number]` is the place of a sequence's own.
     """
 
     def __init__(
@@ -123,6 +139,7 @@ class Layout:
         prefixes: Sequence[int] | None = None,
         token_types: Tensor | None = None,
         facts: Sequence[Sequence[Sequence[int]]] | None = None,
+        states: Sequence[int] | None = None,
         cached_elsewhere: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -132,6 +149,9 @@ class Layout:
         assert cached is None or paged or cached_elsewhere, "cached tokens need a cache and its pages"
         self.cache = cache
         self.pages = pages
+        self.states = states
+        if cache is not None and cache.states is not None:
+            assert states is not None and len({*states}) == len(lengths), "each sequence has a state of its own"
         if prefixes is not None and any(prefixes):
             begun = [prefix for prefix, before in zip(prefixes, cached or [], strict=False) if before]
             assert not any(begun), "a prefix is computed at once, before anything is cached"
@@ -208,6 +228,12 @@ class Layout:
             for span, count in zip(self.spans, counts, strict=True)
         ]
         return self._host([page for pages in padded for page in pages]).view(len(self.spans), widest)
+
+    @cached_property
+    def states_S(self) -> Tensor:
+        """Where the states of the sequences are."""
+        assert self.states is not None
+        return self._host(list(self.states))
 
     @property
     def has_trees(self) -> bool:

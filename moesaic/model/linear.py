@@ -25,14 +25,16 @@ class Linear(nn.Module):
 
 
 class Norm(nn.Module):
-    """RMS normalisation."""
+    """RMS normalisation. With an offset the weight counts from one, in float32: half precision would round it away."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, offset: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
-        self.eps = eps
+        self.eps, self.offset = eps, offset
 
     def forward(self, x_TD: Tensor, ops: Kernels) -> Tensor:
+        if self.offset:
+            return ops.rms_norm(x_TD.float(), 1.0 + self.weight.float(), self.eps).to(x_TD.dtype)
         return ops.rms_norm(x_TD, self.weight, self.eps)
 
     def weights(self) -> NormWeights:

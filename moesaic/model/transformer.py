@@ -27,7 +27,7 @@ from moesaic.model.encoder import ClassifierHead, EncoderBlock, Entry, last_norm
 from moesaic.model.encoder import run_layers as run_encoder
 from moesaic.model.first_weights import first_parameter
 from moesaic.model.knowledge import KnowledgeBase
-from moesaic.model.layout import Layout, PagedCache
+from moesaic.model.layout import Layout, PagedCache, SequenceStates
 from moesaic.model.linear import Norm, name_sites
 from moesaic.model.rope import rope_of, table_angles
 from moesaic.model.value_head import ValueHead
@@ -68,7 +68,8 @@ class Model(nn.Module):
         encoder = config.encoder
         kind = make_block if encoder is None else EncoderBlock
         self.layers = nn.ModuleList(kind(config, layer, number) for number, layer in enumerate(config.layers))
-        self.norm = Norm(config.hidden, config.norm_eps) if encoder is None else last_norm(config)
+        last = Norm(config.hidden, config.norm_eps, config.norm_offset)
+        self.norm = last if encoder is None else last_norm(config)
         self.knowledge = None if config.knowledge is None else KnowledgeBase(config, config.knowledge)
         self.entry = None if encoder is None else Entry(config)
         self.classifier = ClassifierHead(config, encoder.classifier) if encoder and encoder.classifier else None
@@ -151,7 +152,7 @@ class Model(nn.Module):
     def finish(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
         if self.entry is not None:
             return x_TD if self.norm is None else self.norm(x_TD, context.ops)
-        return context.ops.rms_norm(x_TD, self.norm.weight, self.norm.eps)
+        return self.norm(x_TD, context.ops)
 
     def embedded(self, tokens_T: Tensor, ops: Kernels | None = None) -> Tensor:
         """Rows of the embedding."""
@@ -261,8 +262,17 @@ class Model(nn.Module):
         blocks = [*self.layers, *(layer.block for layer in self.mtp)]
         return [block.attention.cache_shapes() for block in blocks]
 
-    def new_cache(self, pages: int, page_size: int = 16, dtype: torch.dtype | None = None) -> PagedCache:
-        return PagedCache(self.cache_shapes(), pages, page_size, dtype or self.dtype, self.device)
+    def state_shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        """The same of what it keeps of a sequence as a whole."""
+        blocks = [*self.layers, *(layer.block for layer in self.mtp)]
+        return [block.attention.state_shapes() for block in blocks]
+
+    def new_cache(
+        self, pages: int, page_size: int = 16, dtype: torch.dtype | None = None, sequences: int = 1
+    ) -> PagedCache:
+        """`sequences` have a place for a state at the same time, where layers keep some."""
+        states = SequenceStates(self.state_shapes(), sequences, self.device) if self.config.has_states else None
+        return PagedCache(self.cache_shapes(), pages, page_size, dtype or self.dtype, self.device, states)
 
     @torch.inference_mode()
     def logits(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:

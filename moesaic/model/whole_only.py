@@ -13,6 +13,8 @@ def refuse_dividing(config: ModelConfig, place: object, remedy: str) -> None:
         parts = "heads with learned sinks" if attention.sinks else f"norms of queries and keys ({attention.norm})"
     elif any(layer.chunked or not layer.positions for layer in _layers(config)):
         parts = "attention by chunks or without positions"
+    elif config.has_states or config.norm_offset or (isinstance(attention, GroupedQuery) and attention.gated):
+        parts = "layers that keep a state of each sequence, or gated heads"
     elif config.knowledge is not None or config.infilling is not None or config.norm != "pre":
         parts = "a knowledge base, a text that is seen both ways or norms after each half"
     elif any(ffn.shared_gate or ffn.scales_input for ffn in _mixtures(config)):

@@ -62,6 +62,20 @@ DOTS = GQA | {
     "sliding_window": None,
 }
 
+QWEN3_NEXT = GQA | {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "intermediate_size": 60,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 8,
+}
+
 MIXTURE_CASES: dict[str, dict[str, Any]] = {
     "gpt_oss": {"model_type": "gpt_oss", **GPT_OSS},
     "gpt_oss-odd": {
@@ -189,5 +203,32 @@ MIXTURE_CASES: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "n_shared_experts": 2,
         "tie_word_embeddings": True,
+    },
+    "qwen3_next": {"model_type": "qwen3_next", **QWEN3_NEXT},
+    "qwen3_next-odd": {
+        "model_type": "qwen3_next",
+        **QWEN3_NEXT,
+        "hidden_size": 42,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "num_experts_per_tok": 1,
+        "linear_num_key_heads": 3,
+        "linear_num_value_heads": 3,
+        "linear_key_head_dim": 7,
+        "linear_value_head_dim": 9,
+        "linear_conv_kernel_dim": 3,
+        "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+    },
+    "qwen3_next-biases": {
+        "model_type": "qwen3_next",
+        **QWEN3_NEXT,
+        "attention_bias": True,
+        "norm_topk_prob": False,
+        "mlp_only_layers": [1],
+        "decoder_sparse_step": 2,
+        "tie_word_embeddings": True,
+        "linear_num_key_heads": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
     },
 }

@@ -76,7 +76,8 @@ def greedy(model: Model, prompt: list[int], count: int) -> list[int]:
     with torch.inference_mode():
         for _ in range(count):
             new = tokens[done:]
-            hidden = model(torch.tensor(new), Layout([len(new)], cached=[done], cache=cache, pages=pages))
+            layout = Layout([len(new)], cached=[done], cache=cache, pages=pages, states=[0])
+            hidden = model(torch.tensor(new), layout)
             done = len(tokens)
             tokens.append(int(model.logits_at(hidden, slice(-1, None)).argmax()))
     return tokens

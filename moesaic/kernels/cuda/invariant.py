@@ -28,6 +28,7 @@ from moesaic.kernels.cuda.fast import run_encoder as run_encoder
 from moesaic.kernels.cuda.fast import run_layers as run_layers
 from moesaic.kernels.cuda.fast import select_tokens as select_tokens
 from moesaic.kernels.cuda.layout_rows import flat_rows
+from moesaic.kernels.delta_rule import delta_rule as delta_rule
 from moesaic.kernels.exact_forward import exact_forward, exact_matmul, needs_grad
 from moesaic.kernels.interface import AttentionCall, LatentCall, Mask, QKNorm, RopeAngles, Routes
 from moesaic.kernels.latent_attention import attend_latent as attend_latent_by

@@ -43,7 +43,7 @@ from moesaic.kernels.native.signatures import LONG, SIGNATURES
 from moesaic.kernels.reference import CLAMPED, visible_TM
 from moesaic.kernels.token_selection import best_tokens, select_tokens
 
-GATES = ("silu", CLAMPED)  # that native code has
+GATES = ("silu", CLAMPED, "sigmoid")  # that native code has, by number; experts have the first two
 
 
 @cache
@@ -76,6 +76,7 @@ class NativeKernels:
 
     rotate, linear_cross_entropy = staticmethod(cpu.rotate), staticmethod(cpu.linear_cross_entropy)
     dispatch, combine = staticmethod(cpu.dispatch), staticmethod(cpu.combine)
+    delta_rule = staticmethod(cpu.delta_rule)
 
     def select_tokens(
         self, q_THC: Tensor, k_TC: Tensor, weights_TH: Tensor, layout: Batch, cache: KVCache | None, topk: int
@@ -200,7 +201,7 @@ class NativeKernels:
         gate_up_TG = gate_up_TG.contiguous()
         y_TF = gate_up_TG.new_empty(rows, both // 2)
         places = gate_up_TG.data_ptr(), y_TF.data_ptr()
-        self.library.swiglu(*places, rows, both // 2, activation == CLAMPED, torch.get_num_threads())
+        self.library.swiglu(*places, rows, both // 2, GATES.index(activation), torch.get_num_threads())
         return y_TF
 
     def gated_back(self, gate_up_TG: Tensor, d_y_TF: Tensor) -> Tensor:
@@ -257,7 +258,7 @@ class NativeKernels:
         gate_up_EGD, down_EDF, routes_TK = weights.gate_up_EGD, weights.down_EDF, routes.experts_TK
         whole = gate_up_EGD.is_contiguous() and down_EDF.is_contiguous() and routes_TK.dtype == torch.int64
         plain = _plain(x_TD, routes.weights_TK, gate_up_EGD, down_EDF, weights.bias_EG)
-        if weights.activation not in GATES or not whole or not plain:
+        if weights.activation not in GATES[:2] or not whole or not plain:
             return cpu.experts(x_TD, routes, weights, self.gated)
         tokens, per_token = routes_TK.shape
         count, hidden, width = down_EDF.shape

@@ -30,7 +30,7 @@ class InvariantKernels:
     def __init__(self, native: NativeKernels) -> None:
         self.native, self.library = native, native.library
         self.embed, self.rotate, self.rms_norm = native.embed, native.rotate, native.rms_norm
-        self.qk_norm_rope, self.gated, self.run_layers = native.qk_norm_rope, native.gated, native.run_layers
+        self.qk_norm_rope, self.run_layers = native.qk_norm_rope, native.run_layers
         self.run_retained_layers = native.run_retained_layers
         self.layer_norm, self.activate, self.run_encoder = native.layer_norm, native.activate, native.run_encoder
         self.dispatch, self.combine = native.dispatch, native.combine
@@ -59,6 +59,11 @@ class InvariantKernels:
             return out_THC
 
         return self._exact(run, q_THC, k_TNC, v_TNC, *given(call.sinks_H))
+
+    def gated(self, gate_up_TG: Tensor, activation: str) -> Tensor:
+        if activation == "silu":  # has a gradient of its own
+            return self.native.gated(gate_up_TG, activation)
+        return self._exact(lambda kernels, gate_up_TG: kernels.gated(gate_up_TG, activation), gate_up_TG)
 
     def attend_latent(self, call: LatentCall) -> Tensor:
         return attend_latent(call, self.rms_norm, self.rotate, self.attention)

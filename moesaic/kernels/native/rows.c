@@ -61,11 +61,12 @@ void heads(const float *qkv, const float *q_weight, const float *k_weight, const
     }
 }
 
-void swiglu(const float *gate_up, float *y, long rows, long size, int clamped, int threads) {
+void swiglu(const float *gate_up, float *y, long rows, long size, int kind, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * size > ALONE / 4)
     for (long t = 0; t < rows; t++) {
         const float *gate = gate_up + t * 2 * size;
-        if (clamped) clamped_swiglu_row(gate, gate + size, y + t * size, size, 1.0f);
+        if (kind == CLAMPED) clamped_swiglu_row(gate, gate + size, y + t * size, size, 1.0f);
+        else if (kind == SIGMOID) gate_row(gate, gate + size, y + t * size, size, 1.0f, SIGMOID);
         else swiglu_row(gate, gate + size, y + t * size, size, 1.0f);
     }
 }

@@ -143,7 +143,9 @@ INLINE vec clamped_gate(vec g, vec u) {
     return (g / (splat(1.0f) + vexp(splat(-1.702f) * g))) * (u + splat(1.0f));
 }
 
-INLINE void gate_row(const float *gate, const float *up, float *y, long size, float scale, int clamped) {
+enum { SILU, CLAMPED, SIGMOID };
+
+INLINE void gate_row(const float *gate, const float *up, float *y, long size, float scale, int kind) {
     for (long i = 0; i < size; i += W) {
         vec g, u;
         if (i + W <= size) g = load(gate + i), u = load(up + i);
@@ -151,7 +153,8 @@ INLINE void gate_row(const float *gate, const float *up, float *y, long size, fl
             g = u = splat(0.0f);
             for (long j = 0; i + j < size; j++) g[j] = gate[i + j], u[j] = up[i + j];
         }
-        vec out = (clamped ? clamped_gate(g, u) : silu_gate(g, u)) * splat(scale);
+        vec out = kind == SIGMOID ? u / (splat(1.0f) + vexp(-g)) : kind == CLAMPED ? clamped_gate(g, u) : silu_gate(g, u);
+        out = out * splat(scale);
         if (i + W <= size) store(y + i, out);
         else
             for (long j = 0; i + j < size; j++) y[i + j] = out[j];
@@ -160,9 +163,9 @@ INLINE void gate_row(const float *gate, const float *up, float *y, long size, fl
 
 /* silu(gate) * up * scale. */
 INLINE void swiglu_row(const float *gate, const float *up, float *y, long size, float scale) {
-    gate_row(gate, up, y, size, scale, 0);
+    gate_row(gate, up, y, size, scale, SILU);
 }
 
 INLINE void clamped_swiglu_row(const float *gate, const float *up, float *y, long size, float scale) {
-    gate_row(gate, up, y, size, scale, 1);
+    gate_row(gate, up, y, size, scale, CLAMPED);
 }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from moesaic.model.config import Dense, Experts, GroupedQuery, Latent, Layer, ModelConfig
+from moesaic.model.config import DeltaRule, Dense, Experts, GroupedQuery, Latent, Layer, ModelConfig
 
-# As an index of the parameter; None, which can only come first, is a dimension of one that the file has in addition.
+# As an index of the parameter; None is a dimension of one that the file has in addition.
 Part = tuple[int | slice | None, ...]
 
 
@@ -51,6 +51,8 @@ class Names:
     fused_experts: bool = False  # all experts are one tensor
     correction: str = "gate.e_score_correction_bias"  # the router's balance bias
     correction_row: bool = False  # as a matrix of one row
+    # Of layers without attention: hidden size, shape, prefix on disk and prefix here, to places.
+    delta: Callable[[int, DeltaRule, str, str], Iterator[Place]] | None = None
 
 
 def places(config: ModelConfig, names: Names) -> list[Place]:
@@ -83,7 +85,10 @@ def _block(config: ModelConfig, layer: Layer, there: str, here: str, names: Name
         yield Place(f"{there}.post_self_attn_layernorm.weight", hidden, f"{here}.attention_post_norm.weight")
         yield Place(f"{there}.post_mlp_layernorm.weight", hidden, f"{here}.ffn_post_norm.weight")
     attention = config.attention
-    if isinstance(attention, GroupedQuery):
+    if layer.delta is not None:
+        assert names.delta is not None, "the family has no such layers"
+        yield from names.delta(config.hidden, layer.delta, there, f"{here}.attention")
+    elif isinstance(attention, GroupedQuery):
         yield from _grouped_query(config.hidden, attention, f"{there}.self_attn", f"{here}.attention", names)
     else:
         yield from _latent(config.hidden, attention, layer, f"{there}.self_attn", f"{here}.attention")
@@ -102,7 +107,8 @@ def _matrix(there: str, here: str, shape: tuple[int, int], bias: bool, part: sli
 
 def _grouped_query(hidden: int, shape: GroupedQuery, there: str, here: str, names: Names) -> Iterator[Place]:
     start = 0
-    for name, heads in (("q_proj", shape.heads), ("k_proj", shape.kv_heads), ("v_proj", shape.kv_heads)):
+    queries = shape.heads * (2 if shape.gated else 1)
+    for name, heads in (("q_proj", queries), ("k_proj", shape.kv_heads), ("v_proj", shape.kv_heads)):
         rows = heads * shape.head_size
         yield from _matrix(f"{there}.{name}", f"{here}.qkv", (rows, hidden), shape.qkv_bias, slice(start, start + rows))
         start += rows

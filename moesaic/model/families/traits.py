@@ -27,16 +27,20 @@ class Traits:
     shared_gate: bool = False
     scales_input: bool = False  # of experts
     activation: Activation = "silu"
+    gated: bool = False  # heads are multiplied by a sigmoid of their own
+    norm_offset: bool = False  # norms multiply by one more than their weights
+    delta: bool = False  # a gated delta rule in most layers
     encoder: bool = False  # reads texts as a whole; not trained from scratch here
     mixture: str = ""  # the family a dense model becomes when it is upcycled; else our own architecture
 
 
 @dataclass(frozen=True)
 class Turned:
-    """How the experts of a family lie on disk, where that is not as the model has them (`formats/turned.py`)."""
+    """How matrices of a family lie on disk, where that is not as the model has them (`formats/turned.py`)."""
 
-    inputs_first: bool = True  # matrices are (E, inputs, outputs)
-    alternating: bool = False  # rows of gate and up in turns
+    inputs_first: bool = True  # matrices of experts are (E, inputs, outputs)
+    alternating: bool = False  # their rows of gate and up in turns
+    by_head: tuple[int, ...] = ()  # rows lie head by head, so many of each kind; here they lie kind by kind
 
 
 class GGUFReader(Protocol):

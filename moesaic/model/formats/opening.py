@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from moesaic.errors import UserError
-from moesaic.model.families import Place
+from moesaic.model.families import Place, family_for, known
 from moesaic.model.formats.checkpoint import GLM_BITS, QUANTIZATION, Checkpoint, Source
 from moesaic.model.formats.compressed_tensors import CompressedTensors
 from moesaic.model.formats.float8 import Float8Source, is_float8
@@ -42,6 +42,10 @@ def open_checkpoint(path: str | Path) -> Checkpoint | CompressedSource | Float8S
     method = settings.get("quant_method") if isinstance(settings, dict) else settings
     if method == OURS:
         return OwnLayout(found)
+    kind = found.config.get("model_type")
+    if kind in known() and hasattr(family_for(kind, found.place), "turned"):
+        problem = f"quantized checkpoints of {kind} from elsewhere are not read: rows lie head by head, and so do codes"
+        raise UserError(found.place / "config.json", problem, "Take plain weights, and `moesaic compress` them.")
     if is_float8(settings):
         return Float8Source(found)
     if is_nvfp4(settings):

@@ -1,12 +1,15 @@
-"""Experts that lie otherwise on disk than in the model: inputs before outputs, or rows of gate and up in turns.
+"""Matrices that lie otherwise on disk than in the model: experts with inputs before outputs or rows of gate and up in
+turns, and rows that lie head by head.
 
-A family says so (`TURNED`, by how the names of its tensors end); to everybody else its checkpoints are like others.
+A family says so by how the names of its tensors end (`TURNED`, or `turned` where it depends on sizes in config.json);
+to everybody else its checkpoints are like others.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from moesaic.model.families import family_for, known
@@ -20,8 +23,17 @@ PLAIN = Turned(inputs_first=False)
 def turned_in(raw: dict[str, Any], name: str) -> Turned:
     """How a tensor lies in a checkpoint with this config.json."""
     kind = raw.get("model_type")
-    endings = getattr(family_for(kind, "config"), "TURNED", {}) if kind in known() else {}
+    if kind not in known():
+        return PLAIN
+    family = family_for(kind, "config")
+    endings = family.turned(raw) if hasattr(family, "turned") else getattr(family, "TURNED", {})
     return next((turned for ending, turned in endings.items() if name.endswith(ending)), PLAIN)
+
+
+def turns(family: str) -> bool:
+    """Whether any of its matrices lies otherwise on disk."""
+    module = family_for(family, "config")
+    return hasattr(module, "TURNED") or hasattr(module, "turned")
 
 
 def shape_on_disk(turned: Turned, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -29,15 +41,27 @@ def shape_on_disk(turned: Turned, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def to_disk(turned: Turned, tensor: Tensor) -> Tensor:
-    """Of all experts; the first dimension is theirs."""
+    """Of all experts the first dimension is theirs."""
+    if turned.by_head:
+        return _regrouped(tensor, turned.by_head, to_heads=True)
     if turned.alternating:
         tensor = tensor.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
     return tensor.transpose(-1, -2) if turned.inputs_first else tensor
 
 
 def from_disk(turned: Turned, tensor: Tensor) -> Tensor:
+    if turned.by_head:
+        return _regrouped(tensor, turned.by_head, to_heads=False)
     tensor = tensor.transpose(-1, -2) if turned.inputs_first else tensor
     return tensor.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2) if turned.alternating else tensor
+
+
+def _regrouped(rows: Tensor, sizes: tuple[int, ...], to_heads: bool) -> Tensor:
+    heads = len(rows) // sum(sizes)
+    if to_heads:
+        kinds = rows.split([heads * size for size in sizes])
+        return torch.cat([kind.unflatten(0, (heads, -1)) for kind in kinds], dim=1).flatten(0, 1)
+    return torch.cat([kind.flatten(0, 1) for kind in rows.unflatten(0, (heads, -1)).split(sizes, dim=1)])
 
 
 class TurnedCheckpoint(Checkpoint):
@@ -50,6 +74,9 @@ class TurnedCheckpoint(Checkpoint):
         turned = turned_in(self.config, name)
         if turned == PLAIN:
             return super().tensor(name, part)
+        if turned.by_head:
+            found = from_disk(turned, super().tensor(name))
+            return found[part].contiguous() if part else found
         first, rest = part[:1], part[1:]
         if first and isinstance(first[0], int):
             found = from_disk(turned, super().tensor(name, first)[None])[0]

@@ -19,7 +19,8 @@ def role(name: str, parameter: nn.Parameter) -> Role:
         return "vector"
     if last in ("embed", "head"):
         return "embedding" if last == "embed" else "head"
-    return "gate" if above and above[-1] in GATES else "hidden"
+    filters = last == "taps_XW"  # of a convolution, one for each channel
+    return "gate" if filters or (above and above[-1] in GATES) else "hidden"
 
 
 def by_decay(
