@@ -27,9 +27,9 @@ from tests.model import oracle
 
 # The newer ones; those before have tests of their own in every room.
 SIGMOID, BALANCED = {"llama4_text", "minimax_m2", "dots1"}, {"minimax_m2", "dots1"}
-NORMED = {"llama4_text", "olmoe", "minimax_m2", "hunyuan_v1_moe", "dots1"}
-SHARED = {"llama4_text", "qwen2_moe", "hunyuan_v1_moe", "dots1"}
-CASES = ["gpt_oss", "llama4_text", "qwen2_moe", "olmoe", "minimax_m2", "hunyuan_v1_moe", "dots1"]
+NORMED = {"llama4_text", "olmoe", "minimax_m2", "hunyuan_v1_moe", "dots1", "qwen3_next"}
+SHARED = {"llama4_text", "qwen2_moe", "hunyuan_v1_moe", "dots1", "qwen3_next"}
+CASES = ["gpt_oss", "llama4_text", "qwen2_moe", "olmoe", "minimax_m2", "hunyuan_v1_moe", "dots1", "qwen3_next"]
 TOKENS = [5, 17, 3, 90, 41, 41, 8, 22, 63, 7, 11]
 
 

@@ -269,7 +269,8 @@ class Kernels(Protocol):
         order and -1 behind the last; None where all fit. Keys are in the cache already where there is one."""
 
     def gated(self, gate_up_TG: Tensor, activation: str) -> Tensor:
-        """activation(first half) * second half; `sigmoid` gates heads, `clamped_swiglu` is a gate of its own (`reference.clamped_swiglu`)."""
+        """activation(first half) * second half; `clamped_swiglu` is a gate of its own (`reference.clamped_swiglu`), and
+        heads are gated by a `sigmoid`."""
 
     def router_logits(self, x_TD: Tensor, weight_ED: Tensor, site: str = "") -> Tensor:
         """How well each expert suits each token, in float32 whatever the model's dtype."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from moesaic.errors import UserError
 from moesaic.model.config import (
+    DeltaRule,
     Dense,
     Experts,
     GroupedQuery,
@@ -20,6 +22,7 @@ from moesaic.model.config import (
 )
 from moesaic.model.families import family_for, known, write_config
 from moesaic.model.families.traits import Traits
+from moesaic.recipe_delta import DeltaSection
 from moesaic.recipe_sections import IndexerSection, LatentSection, ModelSection
 
 
@@ -45,6 +48,8 @@ def architecture(
         section = section.model_copy(update={"latent": LatentSection()})
     if traits.indexer and section.indexer is None:
         section = section.model_copy(update={"indexer": IndexerSection()})
+    if traits.delta and section.delta is None:
+        section = section.model_copy(update={"delta": DeltaSection()})
     dense = Layer(Dense(section.dense_hidden))
     router = section.router
     counts = section.experts if isinstance(section.experts, tuple) else None
@@ -82,6 +87,11 @@ def architecture(
         reading = Layer(Reading(base.key_size))
         layers = tuple(reading if number in base.layers else layer for number, layer in enumerate(layers))
     attention = _attention(section, traits)
+    if (given := section.delta) is not None:
+        rule = DeltaRule(given.key_heads, given.heads, given.key_size, given.value_size, given.width)
+        layers = tuple(
+            replace(layer, delta=rule if number % given.every else None) for number, layer in enumerate(layers, 1)
+        )
     mtp = layers[-1:] * section.mtp_layers
     if isinstance(attention, Latent):
         rotary_size = attention.rope_size
@@ -102,6 +112,7 @@ def architecture(
         mtp=mtp,
         context=section.context,
         post_norms=traits.post_norms,
+        norm_offset=traits.norm_offset,
         activation=traits.activation,
         tied=section.tied,
         knowledge=None if base is None else Knowledge(base.words),
@@ -129,7 +140,8 @@ def _attention(section: ModelSection, traits: Traits) -> GroupedQuery | Latent:
             raise UserError("model.indexer", "belongs to latent attention", "Write model.latent too, or remove it.")
         sizes = section.heads, section.kv_heads, section.head_size
         qkv_bias, norm = traits.bias or traits.qkv_bias, traits.norm if section.qk_norm else "heads"
-        return GroupedQuery(*sizes, qkv_bias, traits.bias, qk_norm=section.qk_norm, norm=norm, sinks=traits.sinks)
+        parts: dict[str, Any] = {"norm": norm, "sinks": traits.sinks, "gated": traits.gated}
+        return GroupedQuery(*sizes, qkv_bias, traits.bias, qk_norm=section.qk_norm, **parts)
     chooses = None
     if indexer is not None:
         chooses = Indexer(indexer.heads, indexer.head_size, indexer.topk, traits.indexer_interleaved)

@@ -22,6 +22,7 @@ from moesaic.kernels.exact_forward import needs_grad
 from moesaic.kernels.interface import (
     AttentionCall,
     Batch,
+    DeltaCall,
     Dispatched,
     EncoderStack,
     KVCache,
@@ -34,7 +35,7 @@ from moesaic.kernels.interface import (
 )
 from moesaic.kernels.latent_attention import attend_latent
 from moesaic.kernels.layer_weights import ExpertWeights, RouteRules
-from moesaic.kernels.native import build
+from moesaic.kernels.native import build, delta_rule
 from moesaic.kernels.native.encoder_layers import ACTIVATIONS, EncoderLayers
 from moesaic.kernels.native.fused_layers import FusedLayers, takes_step
 from moesaic.kernels.native.gradients import Attend, QKNormRope, RMSNorm, SwiGLU
@@ -76,7 +77,6 @@ class NativeKernels:
 
     rotate, linear_cross_entropy = staticmethod(cpu.rotate), staticmethod(cpu.linear_cross_entropy)
     dispatch, combine = staticmethod(cpu.dispatch), staticmethod(cpu.combine)
-    delta_rule = staticmethod(cpu.delta_rule)
 
     def select_tokens(
         self, q_THC: Tensor, k_TC: Tensor, weights_TH: Tensor, layout: Batch, cache: KVCache | None, topk: int
@@ -294,6 +294,12 @@ class NativeKernels:
             reach(call), call.causal, call.sinks_H,
         )  # fmt: skip
         return out_THC
+
+    def delta_rule(self, call: DeltaCall) -> Tensor:
+        rows = call.qkv_TX, call.strength_TH, call.decay_TH
+        if not _plain(*rows, call.taps_XW, call.log_rate_H, call.shift_H) or any(x_T.stride(1) != 1 for x_T in rows):
+            return cpu.delta_rule(call)
+        return delta_rule.run(self.library, call)
 
     def attend_latent(self, call: LatentCall) -> Tensor:
         gathers = _plain(call.q_THC, call.kv_TX, call.norm_K, *(call.up,) if isinstance(call.up, Tensor) else ())

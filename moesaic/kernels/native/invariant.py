@@ -18,7 +18,7 @@ from torch import Tensor
 from moesaic.kernels import cpu
 from moesaic.kernels.biased_attention import attend_biased
 from moesaic.kernels.exact_forward import exact_forward, exact_matmul, needs_grad
-from moesaic.kernels.interface import AttentionCall, Dispatched, LatentCall, Mask, Routes
+from moesaic.kernels.interface import AttentionCall, DeltaCall, Dispatched, LatentCall, Mask, Routes
 from moesaic.kernels.latent_attention import attend_latent
 from moesaic.kernels.layer_weights import ExpertWeights, RouteRules
 from moesaic.kernels.native import NativeKernels, packed
@@ -64,6 +64,15 @@ class InvariantKernels:
         if activation == "silu":  # has a gradient of its own
             return self.native.gated(gate_up_TG, activation)
         return self._exact(lambda kernels, gate_up_TG: kernels.gated(gate_up_TG, activation), gate_up_TG)
+
+    def delta_rule(self, call: DeltaCall) -> Tensor:
+        """Token by token forward; backward in chunks."""
+
+        def run(kernels: Any, *inputs: Tensor) -> Tensor:
+            out_THV: Tensor = kernels.delta_rule(DeltaCall(*inputs, *call[len(inputs) :]))
+            return out_THV
+
+        return self._exact(run, *call[:6])
 
     def attend_latent(self, call: LatentCall) -> Tensor:
         return attend_latent(call, self.rms_norm, self.rotate, self.attention)

@@ -65,8 +65,8 @@ void swiglu(const float *gate_up, float *y, long rows, long size, int kind, int 
 #pragma omp parallel for num_threads(threads) if (rows * size > ALONE / 4)
     for (long t = 0; t < rows; t++) {
         const float *gate = gate_up + t * 2 * size;
-        if (kind == CLAMPED) clamped_swiglu_row(gate, gate + size, y + t * size, size, 1.0f);
-        else if (kind == SIGMOID) gate_row(gate, gate + size, y + t * size, size, 1.0f, SIGMOID);
+        if (kind == BY_CLAMPED) clamped_swiglu_row(gate, gate + size, y + t * size, size, 1.0f);
+        else if (kind == BY_SIGMOID) gate_row(gate, gate + size, y + t * size, size, 1.0f, BY_SIGMOID);
         else swiglu_row(gate, gate + size, y + t * size, size, 1.0f);
     }
 }

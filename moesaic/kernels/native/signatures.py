@@ -28,5 +28,6 @@ SIGNATURES = {
     "pack": [POINTER] * 2 + [LONG] * 2,
     "packed_numbers": [LONG] * 2,
     "encode": [POINTER, LONG] + [POINTER] * 2 + [LONG, INT],
+    "delta_rule": [POINTER] * 13 + [LONG] * 8 + [INT],
     "attend_back": [POINTER] * 10 + [LONG] * 9 + [FLOAT, INT],
 }

@@ -143,7 +143,7 @@ INLINE vec clamped_gate(vec g, vec u) {
     return (g / (splat(1.0f) + vexp(splat(-1.702f) * g))) * (u + splat(1.0f));
 }
 
-enum { SILU, CLAMPED, SIGMOID };
+enum { BY_SILU, BY_CLAMPED, BY_SIGMOID };
 
 INLINE void gate_row(const float *gate, const float *up, float *y, long size, float scale, int kind) {
     for (long i = 0; i < size; i += W) {
@@ -153,7 +153,7 @@ INLINE void gate_row(const float *gate, const float *up, float *y, long size, fl
             g = u = splat(0.0f);
             for (long j = 0; i + j < size; j++) g[j] = gate[i + j], u[j] = up[i + j];
         }
-        vec out = kind == SIGMOID ? u / (splat(1.0f) + vexp(-g)) : kind == CLAMPED ? clamped_gate(g, u) : silu_gate(g, u);
+        vec out = kind == BY_SIGMOID ? u / (splat(1.0f) + vexp(-g)) : kind == BY_CLAMPED ? clamped_gate(g, u) : silu_gate(g, u);
         out = out * splat(scale);
         if (i + W <= size) store(y + i, out);
         else
@@ -163,9 +163,9 @@ INLINE void gate_row(const float *gate, const float *up, float *y, long size, fl
 
 /* silu(gate) * up * scale. */
 INLINE void swiglu_row(const float *gate, const float *up, float *y, long size, float scale) {
-    gate_row(gate, up, y, size, scale, SILU);
+    gate_row(gate, up, y, size, scale, BY_SILU);
 }
 
 INLINE void clamped_swiglu_row(const float *gate, const float *up, float *y, long size, float scale) {
-    gate_row(gate, up, y, size, scale, CLAMPED);
+    gate_row(gate, up, y, size, scale, BY_CLAMPED);
 }

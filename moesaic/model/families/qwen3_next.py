@@ -13,6 +13,7 @@ from moesaic.model.families.traits import Traits, Turned
 
 ARCHITECTURE = "Qwen3NextForCausalLM"
 TRAITS = Traits(rotary_share=0.25, gated=True, norm_offset=True, shared_gate=True, delta=True)
+UNSEEN = DeltaRule(16, 32, 128, 128)  # where no layer has one
 LINEAR, FULL = "linear_attention", "full_attention"
 
 
@@ -64,8 +65,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
     attention = config.attention
     experts = next((layer.ffn for layer in config.layers if isinstance(layer.ffn, Experts)), None)
     dense = [number for number, layer in enumerate(config.layers) if isinstance(layer.ffn, Dense)]
-    delta = next((layer.delta for layer in config.layers if layer.delta is not None), None)
-    if not isinstance(attention, GroupedQuery) or experts is None or delta is None:
+    delta = next((layer.delta for layer in config.layers if layer.delta is not None), UNSEEN)
+    if not isinstance(attention, GroupedQuery) or experts is None:
         return {}
     return {
         **write_grouped_query(config, attention, partial=True),
@@ -109,7 +110,7 @@ def delta_places(hidden: int, shape: DeltaRule, there: str, here: str) -> Iterat
 
 
 def turned(raw: dict[str, Any]) -> dict[str, Turned]:
-    """Rows lie head by head: of a key head its queries, keys, values and gates, of a query head its queries and gates."""
+    """Rows lie head by head: a key head's query, key, values and gates; a query head's query and gate."""
     delta, head_size = read_delta_rule(Keys(raw, "config.json")), int(raw.get("head_dim") or 256)
     shared = delta.heads // delta.key_heads
     values = shared * delta.value_size
