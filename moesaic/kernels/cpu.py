@@ -11,7 +11,6 @@ from torch import Tensor
 from moesaic.kernels import reference
 from moesaic.kernels.biased_attention import attend_biased
 from moesaic.kernels.cross_entropy import linear_cross_entropy as linear_cross_entropy
-from moesaic.kernels.delta_rule import delta_rule_in_chunks as delta_rule
 from moesaic.kernels.interface import AttentionCall, Dispatched, LatentCall, Mask, QKNorm, RopeAngles, Routes
 from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
 from moesaic.kernels.layer_weights import ExpertWeights

@@ -21,6 +21,7 @@ class Facts:
     run_bytes: int  # weights, in the stored format
     train_bytes: int  # weights, gradients and AdamW's two moments, in float32; activations come on top
     kv_bytes_per_token: int
+    state_bytes: int  # of a sequence, beside that
 
 
 def facts(config: ModelConfig) -> Facts:
@@ -48,6 +49,7 @@ def facts(config: ModelConfig) -> Facts:
         kv_bytes_per_token=0
         if config.encoder
         else size * sum(prod(shape) for layer in kept for shape in layer.values()),
+        state_bytes=0 if config.encoder else model.state_bytes,
     )
 
 
@@ -82,6 +84,9 @@ def describe_layers(config: ModelConfig) -> list[str]:
             text = f"reading of the knowledge base, keys of {ffn.hidden}"
         else:
             text = f"dense {ffn.hidden}"
+        if layer.delta is not None:
+            state = f"{layer.delta.heads} states of {layer.delta.key_size} x {layer.delta.value_size}"
+            text = f"gated delta rule ({state}), {text}"
         text += f", window {layer.window}" if layer.window else ""
         text += f", {layer.index} indexer" if layer.index else ""
         lines.append(f"{count} x {text}")

@@ -71,6 +71,8 @@ def training_flops(config: ModelConfig, lengths: Sequence[int]) -> int:
 
 def _attention(config: ModelConfig, layer: Layer, chunks: Sequence[Chunk]) -> float:
     shape, limit = config.attention, layer.window
+    if (delta := layer.delta) is not None:  # what a state predicts, what is written to it, and what is read
+        return 3 * matmul_flops(delta.heads * delta.key_size * delta.value_size, sum(chunk.new for chunk in chunks))
     if isinstance(shape, GroupedQuery):
         key_size = value_size = shape.head_size
     else:

@@ -62,8 +62,13 @@ class SequenceStates:
     ) -> None:
         self.places = places
         self.layers = [
-            {name: torch.empty(places, *shape, device=device) for name, shape in layer.items()} for layer in shapes
+            {name: torch.empty(places, *shape, dtype=torch.float32, device=device) for name, shape in layer.items()}
+            for layer in shapes
         ]
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for layer in self.layers for tensor in layer.values())
 
 
 class PagedCache:

@@ -267,6 +267,11 @@ class Model(nn.Module):
         blocks = [*self.layers, *(layer.block for layer in self.mtp)]
         return [block.attention.state_shapes() for block in blocks]
 
+    @property
+    def state_bytes(self) -> int:
+        """Of one sequence."""
+        return SequenceStates(self.state_shapes(), 1, "meta").bytes
+
     def new_cache(
         self, pages: int, page_size: int = 16, dtype: torch.dtype | None = None, sequences: int = 1
     ) -> PagedCache:

@@ -21,14 +21,19 @@ def from_config(config: ModelConfig, name: str) -> ModelShape:
 
 
 def _layer(config: ModelConfig, layer: Layer) -> LayerShape:
-    own, ffn = config.attention, layer.ffn
-    if isinstance(own, Latent):
+    own, ffn, delta = config.attention, layer.ffn, layer.delta
+    if delta is not None:  # what is predicted from a state, what corrects it and what is read, in keys' worth
+        sizes, worth = (delta.key_size, delta.value_size), 3 * delta.key_size * delta.value_size
+        state = delta.heads * delta.key_size * delta.value_size
+        attention = AttentionShape(delta.heads, delta.key_heads, *sizes, max(worth // sum(sizes), 1), state=state)
+    elif isinstance(own, Latent):
         low = LatentShape(own.q_rank, own.kv_rank, own.rope_size)
         index = own.indexer
         extra = (index.topk, index.heads, index.head_size) if index else (None, 0, 0)
         attention = AttentionShape(own.heads, own.heads, own.key_size, own.value_size, layer.window, low, *extra)
     else:
-        attention = AttentionShape(own.heads, own.kv_heads, own.head_size, own.head_size, layer.window)
+        sizes = own.head_size, own.head_size
+        attention = AttentionShape(own.heads, own.kv_heads, *sizes, layer.window, gated=own.gated)
     if not isinstance(ffn, Experts):
         return LayerShape(attention, FfnShape(ffn.hidden))
     return LayerShape(attention, FfnShape(ffn.hidden, True, ffn.count, ffn.per_token, ffn.shared_hidden, ffn.bias))

@@ -35,12 +35,14 @@ class AttentionShape:
     index_size: int = 0
     state: int = 0  # linear attention: numbers of recurrent state per sequence, in place of a cache (and `window` keys'
     # worth of flops)
+    gated: bool = False  # what heads give is multiplied by a gate of their own
 
     def parameters(self, hidden: int) -> int:
         out = self.heads * self.value_size * hidden
         if self.state:  # queries and keys, values and their gate
             return 2 * hidden * (self.kv_heads * self.key_size + self.heads * self.value_size) + out
         if self.latent is None:
+            out *= 2 if self.gated else 1
             return hidden * (self.heads * self.key_size + self.kv_heads * (self.key_size + self.value_size)) + out
         low = self.latent
         plain = self.key_size - low.rope

@@ -44,6 +44,7 @@ def model_summary(directory: Path) -> dict[str, Any]:
         "run_bytes": source.bytes if is_compressed(source) else known.run_bytes,
         "train_bytes": known.train_bytes,
         "kv_bytes_per_token": known.kv_bytes_per_token,
+        "state_bytes": known.state_bytes,
         "value_head": has_head(directory),
         "life": lineage.read(directory),
     }
@@ -57,6 +58,7 @@ def rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     stored = f"{summary['bits_per_weight']:.2f} bits per weight" if summary["compressed"] else summary["dtype"]
     kv_bytes = readable_bytes(summary["kv_bytes_per_token"])
     cached = "" if summary["encoder"] else f", and {kv_bytes} of KV cache per token"
+    cached += f", {readable_bytes(summary['state_bytes'])} per sequence" if summary["state_bytes"] else ""
     kind = "an encoder: it embeds texts" + (f", with {summary['labels']} labels" if summary["labels"] else "")
     found = [
         ("model", f"{summary['family']}, {parameters}"),

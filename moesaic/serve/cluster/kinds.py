@@ -64,6 +64,7 @@ class OneProcess:
     def rank_stats(self, engine: Engine) -> list[RankStats]:
         weights = sum(tensor.nbytes for tensor in (*engine.model.parameters(), *engine.model.buffers()))
         cached = sum(tensor.nbytes for layer in engine.cache.layers for tensor in layer.values())
+        cached += engine.cache.states.bytes if engine.cache.states is not None else 0
         return [RankStats(0, weights, cached, peak_bytes(engine.model.device), sent=0, messages=0)]
 
     def close(self, engine: Engine) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from moesaic.errors import UserError
 from moesaic.serve.core.request import Request, TokenLogprob
 from moesaic.serve.core.sampling import Sampling
+from moesaic.serve.core.sequence_states import refuse_request
 from moesaic.serve.core.text import TextStream
 
 if TYPE_CHECKING:
@@ -174,6 +175,7 @@ def _for_a_step(engine: Engine, sampling: Sampling, options: BeamOptions) -> Sam
     most = MAX_REPORTED - ends
     if not 1 <= options.width <= most:
         raise UserError("n", f"beam search takes 1 to {most} beams, not {options.width}")
+    refuse_request(engine.model.config, "use_beam_search", "beams could not share that of their beginning")
     if engine.page_pool.store is not None:
         problem = "beams share the pages of their beginning, and this engine prunes its cache for each request alone"
         raise UserError("use_beam_search", problem, "Leave it out.")

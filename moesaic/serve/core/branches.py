@@ -18,6 +18,7 @@ from moesaic.model.tokenizer import Tokenizer
 from moesaic.serve.core.driver import EngineDriver
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Output, Request, Sampling, TokenLogprob
+from moesaic.serve.core.sequence_states import refuse_request
 from moesaic.serve.core.text import TextStream
 
 FORK, CHILD = "<|fork|>", "<|child|>"
@@ -151,6 +152,7 @@ def _marks(engine: Engine) -> tuple[int, int]:
     fork, child = (engine.tokenizer.fast.token_to_id(mark) for mark in (FORK, CHILD))
     if fork is None or child is None:
         raise UserError("parallel_branches", f"the tokenizer has no {FORK} and {CHILD}", "Answer in one branch.")
+    refuse_request(engine.model.config, "parallel_branches", "branches could not share that of their beginning")
     if engine.page_pool.store is not None:
         problem = "branches share the pages of their beginning, and this engine prunes its cache for each request alone"
         raise UserError("--kv-policy", problem, "Answer in one branch.")

@@ -18,6 +18,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from moesaic.errors import UserError
+from moesaic.serve.core.sequence_states import refuse_request
 
 if TYPE_CHECKING:
     from moesaic.serve.core.engine import Engine
@@ -91,6 +92,7 @@ def max_tokens_over(engine: Engine, prompt: Sequence[int], windows: Windows) -> 
         raise UserError(
             where, "the model selects what it attends to (DSA) by its place in one sequence", "Leave it out."
         )
+    refuse_request(config, where, "it would have read all windows as one text")
     if config.rope.kind == "dynamic":
         raise UserError(where, "the model's rotary frequencies depend on the length of a sequence", "Leave it out.")
     if not getattr(getattr(engine, "runner", None), "takes_windows", False):

@@ -39,7 +39,7 @@ class EncoderEngine(Engine):
         self.encoding = Encoding(model.config, model.tokenizer)
         super().__init__(model, **(options | {"cache_bytes": UNBOUNDED, "cache_dtype": None, "tiers": None}))
 
-    def new_cache(self, pages: int, page_size: int, dtype: torch.dtype) -> PagedCache:
+    def new_cache(self, pages: int, page_size: int, dtype: torch.dtype, sequences: int) -> PagedCache:
         return PagedCache(self.model.cache_shapes(), pages, page_size, dtype, "meta")  # nothing is ever in it
 
     @property

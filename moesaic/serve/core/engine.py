@@ -31,7 +31,7 @@ from moesaic.serve.core.driver import EngineDriver
 from moesaic.serve.core.forward_pass import Chunk, Forward, ForwardPass, Runner, TokenSampler
 from moesaic.serve.core.kv.store import Store, store_for
 from moesaic.serve.core.kv_policies import KVPolicy
-from moesaic.serve.core.memory import dtype_of_cache, pages_that_fit
+from moesaic.serve.core.memory import dtype_of_cache, pages_that_fit, states_that_fit
 from moesaic.serve.core.output_search import OutputSearch, SearchOptions
 from moesaic.serve.core.page_pool import PagePool
 from moesaic.serve.core.pooling import add_rows
@@ -41,6 +41,7 @@ from moesaic.serve.core.runner_choice import runner_for
 from moesaic.serve.core.scheduler import Scheduler
 from moesaic.serve.core.scheduling_policies import SchedulingPolicy
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
+from moesaic.serve.core.sequence_states import check_engine
 from moesaic.serve.core.stats import ExpertCounts
 from moesaic.serve.energy.governor import FrequencyOptions, governor_for
 from moesaic.serve.pages.outside import TierOptions, outside_pages
@@ -94,9 +95,11 @@ class Engine:
         self.model = model
         self.tokenizer = model.tokenizer
         self.stop_tokens: set[int] = set(model.tokenizer.stop_tokens) if model.tokenizer else set()
+        check_engine(model.config, drafter, kv_policy, tiers, reuse_prefixes)
         dtype = dtype_of_cache(model, cache_dtype)
+        max_requests = states_that_fit(model, cache_bytes, max_requests)
         pages = pages_that_fit(model, cache_bytes, page_size, max_requests, dtype)
-        self.cache = self.new_cache(pages, page_size, dtype)
+        self.cache = self.new_cache(pages, page_size, dtype, max_requests)
         self.page_pool = self.new_page_pool(reuse_prefixes, store_for(model, self.cache, kv_policy, drafter))
         policy = policy or (Chunked(tokens=GPU_TOKENS) if model.device.type == "cuda" else Chunked())
         self.scheduler = Scheduler(self.page_pool, policy, max_requests)
@@ -123,8 +126,8 @@ class Engine:
 
     # What an engine over many ranks has others of
 
-    def new_cache(self, pages: int, page_size: int, dtype: torch.dtype) -> PagedCache:
-        return self.model.new_cache(pages, page_size, dtype)
+    def new_cache(self, pages: int, page_size: int, dtype: torch.dtype, sequences: int) -> PagedCache:
+        return self.model.new_cache(pages, page_size, dtype, sequences)
 
     def new_page_pool(self, reuse_prefixes: bool, store: Store | None) -> PagePool:
         return PagePool(self.cache, reuse_prefixes, store)

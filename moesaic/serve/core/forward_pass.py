@@ -174,6 +174,7 @@ class ForwardPass(Forward):
             positions=positions,
             trees=trees if branching else None,
             prefixes=[chunk.prefix for chunk in chunks],
+            states=[cast(int, chunk.request.state) for chunk in chunks] if cache.states is not None else None,
             cached_elsewhere=bool(self.compact),
             device=model.device,
         )

@@ -27,14 +27,31 @@ def dtype_of_cache(model: Model, name: str | None) -> torch.dtype:
 def pages_that_fit(
     model: Model, cache_bytes: int | None, page_size: int, max_requests: int, dtype: torch.dtype | None = None
 ) -> int:
-    """Never more than `max_requests` requests could fill."""
+    """Never more than `max_requests` requests could fill, of what their states leave."""
     size = page_bytes(model, page_size, dtype or model.dtype)
     useful = max_requests * -(-model.config.context // page_size)
-    budget = cache_bytes if cache_bytes is not None else int(free_bytes(model.device) * SHARE)
-    pages = min(useful, budget // size)
+    budget = budget_of(model, cache_bytes) - max_requests * model.state_bytes
+    pages = min(useful, budget // size) if size else useful  # of layers that all keep states, pages hold nothing
     if pages < 1:
         raise UserError("cache_bytes", f"{budget} bytes hold no page of {size} bytes", "Give the cache more memory.")
     return int(pages)
+
+
+def states_that_fit(model: Model, cache_bytes: int | None, max_requests: int) -> int:
+    """How many requests can run at once: all, where layers keep no states of sequences; else as many as have room for
+    theirs in half of the memory, so that the other half is left for pages."""
+    size = model.state_bytes
+    if not size:
+        return max_requests
+    fitting = budget_of(model, cache_bytes) // 2 // size
+    if fitting < 1:
+        problem = f"half of {budget_of(model, cache_bytes)} bytes does not hold the state of a sequence, {size} bytes"
+        raise UserError("cache_bytes", problem, "Give the cache more memory.")
+    return min(max_requests, fitting)
+
+
+def budget_of(model: Model, cache_bytes: int | None) -> int:
+    return cache_bytes if cache_bytes is not None else int(free_bytes(model.device) * SHARE)
 
 
 def page_bytes(model: Model, page_size: int, dtype: torch.dtype) -> int:

@@ -65,12 +65,14 @@ class Outside(Protocol):
 
 class PagePool:
     """Without `reuse` there is no prefix caching: pages stay private. With a `store` requests are compact: they share
-    nothing, and free pages as their KV policy prunes."""
+    nothing, and free pages as their KV policy prunes. Nor is anything shared where layers keep states of sequences,
+    whose places are allocated and freed with a request's pages."""
 
     def __init__(self, cache: PagedCache, reuse: bool = True, store: Store | None = None) -> None:
         self.cache = cache
         self.size = cache.page_size
-        self.reuse = reuse and store is None
+        self.reuse = reuse and store is None and cache.states is None
+        self.free_states = list(range(cache.states.places - 1, -1, -1)) if cache.states is not None else []
         self.store = store
         self.prompts_only = False  # where what is computed of a prompt and of a completion differs in its last bits
         self.free = list(range(cache.pages - 1, -1, -1))
@@ -145,6 +147,8 @@ class PagePool:
         if not self.make_room(request, missing):
             return False
         request.pages.extend(self._new() for _ in range(missing))
+        if self.cache.states is not None and request.state is None:
+            request.state = self.free_states.pop()  # as many as requests may hold pages
         return True
 
     def move(self, request: Request, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -205,6 +209,9 @@ class PagePool:
             self._drop(node)
         self.free.extend(reversed(private))
         request.pages, request.nodes, request.computed, request.compact = [], [], 0, None
+        if request.state is not None:
+            self.free_states.append(request.state)
+            request.state = None
 
     def flush(self) -> None:
         """Drop all published prefixes, as after a change of weights. The caller sees to it that running requests, whose

@@ -109,6 +109,7 @@ class Request:
     recomputed: int = 0  # tokens whose pages should have, and did not
     pages: list[int] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)  # the shared pages among them, from the first on
+    state: int | None = None  # the place of what layers keep of it as a whole, while it holds pages
     data_rank: int = 0  # whose pages they are, in a group of ranks with requests of their own
     incoming: Incoming | None = None  # pages that come from outside of the KV cache
     compact: CompactRequest | None = None  # how its pages are used, where a KV policy prunes them

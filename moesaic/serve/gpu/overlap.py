@@ -109,6 +109,7 @@ class OverlapLoop(Runner):
         reasons = {
             "the reference kernels": model.mode == "reference",
             "dynamic NTK scaling of RoPE": model.config.rope.kind == "dynamic",
+            "layers that keep a state of each sequence": model.config.has_states,
             "layers of a form that the kernels of a step do not know": not all(block.fusible for block in blocks),
             "offloaded layers or experts": any(block._forward_pre_hooks for block in model.layers),
             "kernels that stand in for plain ones": isinstance(model.ops, WrappedKernels),

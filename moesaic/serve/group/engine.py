@@ -88,7 +88,7 @@ class GroupEngine(Engine):
         """Whether the ranks can run multi-token-prediction layers together."""
         return self.group.layout.dp == 1
 
-    def new_cache(self, pages: int, page_size: int, dtype: torch.dtype) -> PagedCache:
+    def new_cache(self, pages: int, page_size: int, dtype: torch.dtype, sequences: int) -> PagedCache:
         model = self.model
         cache = GroupCache(self.changes, model.cache_shapes(), pages, page_size, dtype, model.device)
         known = list(DTYPES.values())

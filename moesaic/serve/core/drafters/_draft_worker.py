@@ -34,6 +34,7 @@ from moesaic.serve.core.drafters._vocabulary import vocabulary_hash
 from moesaic.serve.core.memory import pages_that_fit
 from moesaic.serve.core.page_pool import PagePool
 from moesaic.serve.core.request import Request
+from moesaic.serve.core.sequence_states import refuse_request
 
 CHUNK = 256  # tokens of prompts in one forward
 LEAVES = 64  # in one forward
@@ -252,6 +253,7 @@ def _serve(wire: Wire) -> None:
     setup, *waiting = wire.receive(None)
     try:
         model = load(setup.path, dtype=setup.dtype, device=setup.device, threads=setup.threads)
+        refuse_request(model.config, str(setup.path), "rejected draft tokens cannot be taken out of it")
         worker = DraftWorker(model, setup)
     except Exception as error:
         problem = error if isinstance(error, UserError) else UserError(setup.path, f"{type(error).__name__}: {error}")

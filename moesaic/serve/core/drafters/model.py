@@ -30,6 +30,7 @@ from moesaic.serve.core.output_search import OutputSearch, SearchOptions
 from moesaic.serve.core.page_pool import PagePool
 from moesaic.serve.core.request import Request
 from moesaic.serve.core.sampler import Sampler
+from moesaic.serve.core.sequence_states import refuse_request
 
 if TYPE_CHECKING:
     from moesaic.model.transformer import Model
@@ -63,6 +64,7 @@ class DraftModel(Drafter):
         self.engine = engine
         self.model = load(self.path, dtype=main.dtype, device=main.device, threads=torch.get_num_threads())
         _same_tokens(self.path, self.model, main)
+        refuse_request(self.model.config, self.path, "rejected draft tokens cannot be taken out of it")
         pages = engine.cache.pages
         if self.cache_bytes is not None:
             pages = pages_that_fit(self.model, self.cache_bytes, size, engine.scheduler.max_requests)

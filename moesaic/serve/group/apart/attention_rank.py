@@ -124,8 +124,8 @@ class ApartEngine(GroupEngine):
         self.lives: dict[int, int] = {}
         super().__init__(model, group, None, rebalance_steps, **options)
 
-    def new_cache(self, pages: int, page_size: int, dtype: torch.dtype) -> PagedCache:
-        cache = super().new_cache(pages, page_size, dtype)
+    def new_cache(self, pages: int, page_size: int, dtype: torch.dtype, sequences: int) -> PagedCache:
+        cache = super().new_cache(pages, page_size, dtype, sequences)
         self.state: ApartState = ApartState(self.model, self.group, cache, self.away, self.connect)
         return cache
 
