@@ -45,11 +45,13 @@ class SaliencyKernels(WrappedKernels):
 
 
 def output_parts(block: Block) -> dict[str, list[int]]:
-    """By the site of a matrix, the sizes of parts of its outputs that count apart: queries, keys and values."""
+    """By the site of a matrix, the sizes of parts of its outputs that count apart: queries (and their gates), keys and
+    values."""
     attention = block.attention
     if not isinstance(attention, GroupedQueryAttention):
         return {}
-    heads = [attention.heads, attention.kv_heads, attention.kv_heads]
+    queries = [attention.heads] * (2 if attention.gated else 1)
+    heads = [*queries, attention.kv_heads, attention.kv_heads]
     return {attention.qkv.site: [count * attention.size for count in heads]}
 
 

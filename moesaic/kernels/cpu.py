@@ -11,6 +11,7 @@ from torch import Tensor
 from moesaic.kernels import reference
 from moesaic.kernels.biased_attention import attend_biased
 from moesaic.kernels.cross_entropy import linear_cross_entropy as linear_cross_entropy
+from moesaic.kernels.delta_rule import delta_rule_in_chunks
 from moesaic.kernels.interface import AttentionCall, Dispatched, LatentCall, Mask, QKNorm, RopeAngles, Routes
 from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
 from moesaic.kernels.layer_weights import ExpertWeights
@@ -29,6 +30,8 @@ from moesaic.kernels.reference import select_tokens as select_tokens
 # One row runs at memory speed (a matrix-vector product); the matrix-matrix path starts four times slower and only
 # catches up at five rows, so a few rows are cheaper one at a time.
 FEW_ROWS = 4
+
+delta_rule = delta_rule_in_chunks
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:

@@ -30,7 +30,7 @@ class Norm(nn.Module):
     def __init__(self, size: int, eps: float, offset: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
-        self.eps, self.offset = eps, offset
+        self.eps, self.offset = eps, float(offset)
 
     def forward(self, x_TD: Tensor, ops: Kernels) -> Tensor:
         if self.offset:

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 from moesaic.errors import UserError
 from moesaic.model import lineage
-from moesaic.model.families import family_for
+from moesaic.model.families import family_for, write_config
 from moesaic.model.families.places import Place, by_parameter
 from moesaic.model.formats.tensor_file import TensorFile
+from moesaic.model.formats.turned import from_disk, to_disk, turned_in
 from moesaic.model.linear import Linear
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Lora(nn.Module):
         super().__init__()
         model.requires_grad_(False)
         self.rank, self.alpha = rank, alpha
+        self.raw = write_config(model.config)[1]  # which says in what order rows of a matrix lie on disk
         self.corrections = nn.ModuleDict()
         wanted = targets or known_to_peft(model)
         for parameter, parts in adaptable(model).items():
@@ -109,6 +111,7 @@ class Lora(nn.Module):
         for parameter, correction in self._each().items():
             down_RI, ups = self._trained(parameter, weights)
             for place, down, up in zip(correction.chosen, down_RI.split(self.rank), ups, strict=True):
+                up = to_disk(turned_in(self.raw, place.name), up)
                 for name, tensor in zip(_names(place), (down, up), strict=True):
                     tensors[name] = tensor.detach().cpu().contiguous()
         settings = {
@@ -140,7 +143,8 @@ class Lora(nn.Module):
                     if name not in file.tensors or file.tensors[name].shape != tuple(tensor.shape):
                         remedy = "Remove this checkpoint to resume from the one before."
                         raise UserError(file.path, f"does not hold {name} of this adapter", remedy)
-                    tensor.copy_(file.tensor(name))
+                    found = file.tensor(name)
+                    tensor.copy_(found if tensor is own[0] else from_disk(turned_in(self.raw, place.name), found))
 
 
 def adaptable(model: Model) -> dict[str, list[Place]]:

@@ -20,6 +20,7 @@ from moesaic.kernels.quantized import QuantizedMatrix
 from moesaic.model.attention import GroupedQueryAttention
 from moesaic.model.block import Block
 from moesaic.model.experts import DenseFeedForward, MixtureFeedForward
+from moesaic.model.linear import Norm
 
 STEPS = 11
 
@@ -44,7 +45,7 @@ class AWQ(LayerwiseCompressor):
         if isinstance(block.attention, GroupedQueryAttention):
             statistics = calibrated.statistics("attention.qkv.weight")
             if statistics is not None:
-                self._spread(block.attention_norm.weight, [block.attention.qkv.weight], [], statistics)
+                self._spread(block.attention_norm, [block.attention.qkv.weight], [], statistics)
                 changed["attention_norm.weight"] = block.attention_norm.weight
         # Columns before rows: what flows into `down` was recorded before gate and up are touched.
         ffn = block.ffn
@@ -57,7 +58,7 @@ class AWQ(LayerwiseCompressor):
             assert isinstance(ffn, MixtureFeedForward)
             statistics, readers, others = self._experts(ffn, calibrated)
         if statistics is not None:
-            self._spread(block.ffn_norm.weight, readers, others, statistics)
+            self._spread(block.ffn_norm, readers, others, statistics)
             changed["ffn_norm.weight"] = block.ffn_norm.weight
             if isinstance(ffn, MixtureFeedForward):
                 changed["ffn.router.weight"] = ffn.router.weight
@@ -77,6 +78,8 @@ class AWQ(LayerwiseCompressor):
         if ffn.shared is not None:
             self._rows(ffn.shared, calibrated.statistics("ffn.shared.down.weight"))
             readers.append(ffn.shared.gate_up.weight)
+        if ffn.shared_gate is not None:
+            readers.append(ffn.shared_gate.weight)
         if ffn.residual is not None:
             others.append(ffn.residual.weight)
         return calibrated.all_inputs(), readers, others
@@ -91,9 +94,9 @@ class AWQ(LayerwiseCompressor):
         down_DF.mul_(scale_F)
         gate_up_GD[len(scale_F) :].div_(scale_F[:, None])
 
-    def _spread(self, norm_D: Tensor, readers: list[Tensor], others: list[Tensor], statistics: InputStatistics) -> None:
+    def _spread(self, norm: Norm, readers: list[Tensor], others: list[Tensor], statistics: InputStatistics) -> None:
         scale_D = self._best(readers, statistics)
-        norm_D.div_(scale_D)
+        norm.weight.copy_((norm.weight + norm.offset) / scale_D - norm.offset)
         for weight_OD in readers + others:
             weight_OD.mul_(scale_D)
 

@@ -17,6 +17,7 @@ from moesaic.kernels import reference
 from moesaic.kernels.biased_attention import attend_biased
 from moesaic.kernels.cross_entropy import linear_cross_entropy as linear_cross_entropy
 from moesaic.kernels.cuda.layout_rows import rows_of
+from moesaic.kernels.delta_rule import delta_rule_in_chunks
 from moesaic.kernels.exact_forward import exact_matmul, needs_grad
 from moesaic.kernels.interface import AttentionCall, LatentCall, Mask, QKNorm, RopeAngles, Routes
 from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
@@ -46,6 +47,8 @@ from moesaic.kernels.triton.graph_break import eager
 
 HALF = (torch.bfloat16, torch.float16)
 CUDNN_MULTIPLE = 256  # sequences of one length, a multiple of this, may go to cuDNN
+
+delta_rule = delta_rule_in_chunks
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:

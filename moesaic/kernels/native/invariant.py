@@ -69,7 +69,8 @@ class InvariantKernels:
         """Token by token forward; backward in chunks."""
 
         def run(kernels: Any, *inputs: Tensor) -> Tensor:
-            out_THV: Tensor = kernels.delta_rule(DeltaCall(*inputs, *call[len(inputs) :]))
+            given: dict[str, Any] = dict(zip(DeltaCall._fields, inputs))
+            out_THV: Tensor = kernels.delta_rule(call._replace(**given))
             return out_THV
 
         return self._exact(run, *call[:6])

@@ -19,9 +19,10 @@ from torch import Tensor
 from moesaic.errors import UserError
 from moesaic.json_files import read_json
 from moesaic.kernels.quantized import QuantizedWeight
-from moesaic.model.families import family_for
+from moesaic.model.families import family_for, write_config
 from moesaic.model.families.places import Place
 from moesaic.model.formats.tensor_file import TensorFile
+from moesaic.model.formats.turned import from_disk, turned_in
 from moesaic.model.linear import Linear
 from moesaic.model.lora import PEFT
 from moesaic.model.transformer import Model
@@ -50,6 +51,7 @@ def load_adapter(model: Model, path: str | Path, name: str) -> Adapter:
     plain = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Linear)}
     layouts = family_for(model.config.family, directory).layouts(model.config)
     places = {place.name: place for candidates in layouts for place in candidates}
+    raw = write_config(model.config)[1]
     pieces: dict[str, list[tuple[Place, Tensor, Tensor]]] = {}
     targeted: set[str] = set()
     for key in sorted(file.tensors):
@@ -82,6 +84,7 @@ def load_adapter(model: Model, path: str | Path, name: str) -> Adapter:
             raise UserError(file.path, problem, "The two files are of different adapters: copy it again.")
         targeted.add(module.rpartition(".")[2])
         alpha = settings["lora_alpha"]
+        up = from_disk(turned_in(raw, place.name), up)
         pieces.setdefault(place.parameter, []).append(
             (place, down, up * (alpha / rank**0.5 if settings.get("use_rslora") else alpha / rank))
         )
