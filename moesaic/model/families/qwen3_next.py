@@ -102,7 +102,7 @@ def delta_places(hidden: int, shape: DeltaRule, there: str, here: str) -> Iterat
     yield Place(f"{there}.in_proj_qkvz.weight", (mixed + values, hidden), f"{here}.qkvz.weight")
     yield Place(f"{there}.in_proj_ba.weight", (2 * shape.heads, hidden), f"{here}.strength_decay.weight")
     # A dimension that the file has in addition.
-    yield Place(f"{there}.conv1d.weight", (mixed, 1, shape.width), f"{here}.taps_XW", (slice(None), None))
+    yield Place(f"{there}.conv1d.weight", (mixed, 1, shape.width), f"{here}.taps_XW", (slice(0, mixed), None))
     yield Place(f"{there}.A_log", (shape.heads,), f"{here}.log_rate")
     yield Place(f"{there}.dt_bias", (shape.heads,), f"{here}.shift")
     yield Place(f"{there}.norm.weight", (shape.value_size,), f"{here}.norm.weight")
