@@ -1,6 +1,7 @@
 """The newer families beside `transformers` on the same random weights, float32: how far apart, and at what cost.
 
     python -m bench.families            about a minute; writes bench/results/families.json
+    python -m bench.families qwen3_next             some of them; writes bench/results/families-qwen3_next.json
 
 Error: the norm of the difference of all logits of a prompt, over that of the peer's. Costs are processor seconds of one
 thread, medians of turns that alternate; the peer has its grouped experts and, where the family has it, SDPA.
@@ -10,6 +11,7 @@ Ratio = peer's time / ours: above 1 we are faster.
 from __future__ import annotations
 
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -42,13 +44,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"intermediate_size": 192, "num_experts": 8, "moe_topk": 2, "head_dim": 32},
     "dots1": {"intermediate_size": 384, "moe_intermediate_size": 192, "n_routed_experts": 8, "num_experts_per_tok": 2,
               "n_shared_experts": 1, "first_k_dense_replace": 1, "head_dim": 32, "sliding_window": None},
+    "qwen3_next": {"intermediate_size": 384, "moe_intermediate_size": 192, "shared_expert_intermediate_size": 192,
+                   "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 32, "linear_num_key_heads": 3,
+                   "linear_num_value_heads": 6, "linear_key_head_dim": 32, "linear_value_head_dim": 32},
 }  # fmt: skip
 PROMPT, ANSWER, TURNS = 200, 24, 3
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    rows = [measured(name) for name in FAMILIES]
+    named = sys.argv[1:]
+    rows = [measured(name) for name in named or FAMILIES]
     table = Table("family", "error", "greedy tokens equal", "prompt", "ratio", "token", "ratio")
     for row in rows:
         table.add_row(
@@ -56,7 +62,9 @@ def main() -> None:
             f"{row['prompt_ratio']:.2f}", f"{row['token_ms']:.1f} ms", f"{row['token_ratio']:.2f}",
         )  # fmt: skip
     Console().print(table)
-    print(record("families", rows, prompt=PROMPT, answer=ANSWER, clock="processor time, one thread"))
+    print(
+        record("-".join(["families", *named]), rows, prompt=PROMPT, answer=ANSWER, clock="processor time, one thread")
+    )
 
 
 def measured(name: str) -> dict[str, Any]:
@@ -104,7 +112,8 @@ def decoded(model: Model, prompt: torch.Tensor, count: int) -> list[int]:
     pages = -(-(PROMPT + ANSWER) // 16)
     cache, tokens, done, new = model.new_cache(pages), [], 0, prompt
     for _ in range(count):
-        hidden_TD = model(new, Layout([len(new)], cached=[done], cache=cache, pages=[list(range(pages))]))
+        layout = Layout([len(new)], cached=[done], cache=cache, pages=[list(range(pages))], states=[0])
+        hidden_TD = model(new, layout)
         done += len(new)
         new = model.logits_at(hidden_TD, slice(-1, None)).argmax(-1)
         tokens.append(int(new))
