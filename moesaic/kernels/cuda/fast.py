@@ -232,7 +232,7 @@ class VarlenAttention(torch.autograd.Function):
         d_sinks = None
         if ctx.needs_input_grad[3]:
             lost_HT = (sinks_H.float()[:, None] - sums).exp()  # the share of its weights that a sink has
-            d_sinks = -(lost_HT * (grads[0] * out_THC).float().sum(-1).T).sum(1).to(sinks_H.dtype)
+            d_sinks = -(lost_HT * (grads[0].float() * out_THC).sum(-1).T).sum(1).to(sinks_H.dtype)
         return d_q, d_k, d_v, d_sinks, None, None, None, None, None
 
 
