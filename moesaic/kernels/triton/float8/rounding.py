@@ -36,7 +36,16 @@ class BothWays(NamedTuple):
 
 @triton.jit
 def round_sorted_kernel(
-    x_TI, slots_N, x8_PI, scales_GP, INPUTS, STRIDE, K: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr
+    x_TI,
+    slots_N,
+    x8_PI,
+    scales_GP,
+    INPUTS,
+    STRIDE,
+    K: tl.constexpr,
+    CHOICES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """A row is read once, and written for each of its K assignments. The operations of `round_kernel`, to its bits."""
     row = tl.program_id(0).to(tl.int64)
@@ -47,10 +56,13 @@ def round_sorted_kernel(
     scale = tl.maximum(tl.max(tl.abs(x), 1) / 448.0, 1e-12)
     numbers = (x / scale[:, None]).to(tl.float8e4nv)
     groups = tl.cdiv(INPUTS, BLOCK)
+    # All slots at once: one by one, each would be waited for behind the stores before it.
+    choice = tl.arange(0, CHOICES)
+    slots = row + tl.zeros([CHOICES], tl.int64)
+    if slots_N is not None:
+        slots = tl.load(slots_N + row * K + choice, mask=choice < K, other=-1).to(tl.int64)
     for k in tl.static_range(K):
-        slot = row
-        if slots_N is not None:
-            slot = tl.load(slots_N + row * K + k).to(tl.int64)
+        slot = tl.sum(tl.where(choice == k, slots, 0), 0)
         kept = slot >= 0
         tl.store(x8_PI + slot * INPUTS + column, numbers, mask=inside & kept)
         tl.store(scales_GP + group.to(tl.int64) * STRIDE + slot, scale, mask=(group < groups) & kept)
@@ -79,6 +91,7 @@ def round_sorted(x_TI: torch.Tensor, routing: Routing | None = None, choices: in
             inputs,
             stride,
             K=choices,
+            CHOICES=triton.next_power_of_2(choices),
             GROUPS=GROUPS,
             BLOCK=BLOCK,
             num_warps=4,

@@ -16,7 +16,7 @@ from moesaic.kernels.triton.float8.rounding import Rounded, round_sorted
 
 FEW = 64  # assignments that are not sorted by expert: each is a tile of its own
 MANY = 256  # rows of a matrix from which on the persistent kernel multiplies them (Hopper)
-MANY_EACH = 48  # the same, of each expert's on average
+MANY_EACH = 24  # the same, of each expert's on average
 
 
 class Float8Weight(QuantizedWeight):
