@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests import forked
 from tests.figures import leave_blank
 from tests.slow import SLOW
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 settings.register_profile("moesaic", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 settings.load_profile("moesaic")
+forked.import_everything()
 
 TESTS = Path(__file__).parent
 

@@ -31,7 +31,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "dense": ("llama", {"intermediate_size": 100}, "rtn", {"bits": 3, "group": 64}),
     "eight bits of activations": ("llama", {}, "zeroquant", {"bits": 8, "group": 0, "steps": 0}),
     "shared": ("glm4_moe", SHARED, "rtn", {"bits": 2, "group": 32}),
-    "mixed": ("qwen3_moe", {}, "mixed", {"bits": 4.0, "group": 32}),
+    "mixed": ("qwen3_moe", {}, "mixed", {"bits": 4.0, "group": 32, "rounding": "rtn"}),
 }
 
 

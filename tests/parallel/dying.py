@@ -1,6 +1,6 @@
 """`moesaic` on many ranks, one of which comes to harm at a moment that a test chooses: run by torchrun in its place.
 
-    torchrun ... tests/parallel/dying.py 1:KILL:backward:5,0:STOP:forward:7 train RECIPE ...
+    main("1:KILL:backward:5,0:STOP:forward:7", ["train", "RECIPE", ...])
 
 In the first attempt rank 1 kills itself when it enters the backward pass of step 5, in the second rank 0 stops itself,
 and later ones are left alone; + stands between two faults of one attempt. `writing` is within a checkpoint, where the
@@ -14,11 +14,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import time
 from typing import Any
 
-from moesaic.cli import main
+from moesaic import cli
 from moesaic.parallel.ranks import Ranks
 from moesaic.parallel.staying_up.activity import Activity
 from moesaic.parallel.staying_up.redundancy import Redundancy
@@ -69,11 +68,10 @@ def arm(kind: str, operation: str, step: int) -> None:
     setattr(Ranks, "norm", measured)  # noqa: B010
 
 
-if __name__ == "__main__":
-    attempts = dict(enumerate(filter(None, sys.argv[1].split(","))))
+def main(faults: str, words: list[str]) -> int:
+    attempts = dict(enumerate(filter(None, faults.split(","))))
     for fault in filter(None, attempts.get(int(os.environ["TORCHELASTIC_RESTART_COUNT"]), "").split("+")):
         rank, kind, operation, step = fault.split(":")
         if rank == os.environ["RANK"]:
             arm(kind, operation, int(step))
-    sys.argv[1:] = sys.argv[2:]
-    sys.exit(main())
+    return cli.main(words)

@@ -1,12 +1,11 @@
 """Runs a function on several real processes (gloo), which end together or with the first error.
 
-They are forked from a server that has imported what they need and computed nothing yet: importing takes each of them
-longer than most of what it does.
+They are forked from a server that has imported what they need and computed nothing yet (tests/forked.py): importing
+takes each of them longer than most of what it does.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,6 @@ import torch.distributed as dist
 import torch.multiprocessing as processes
 
 from tests.figures import leave_blank
-
-IMPORTED = [
-    "moesaic.train.pretrain",
-    "moesaic.parallel.ranks",
-    "moesaic.align.align",
-    "moesaic.train.report.plot",
-    "matplotlib.figure",
-    __name__,
-]
 
 
 def on_ranks(world: int, check: Callable[..., None], folder: Path, *args: Any) -> None:
@@ -40,7 +30,6 @@ def in_turn(rank: int, world: int, *checks: Callable[..., None]) -> None:
 
 def start(function: Callable[..., None], args: tuple[Any, ...], world: int, join: bool = True) -> Any:
     """`function(rank, *args)` in so many processes."""
-    multiprocessing.set_forkserver_preload(IMPORTED)
     return processes.start_processes(function, args, world, join, start_method="forkserver")
 
 

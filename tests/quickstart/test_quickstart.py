@@ -9,7 +9,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from moesaic.quickstart import summaries
 from moesaic.quickstart.gpu import GpuLife, check_gpu
 from moesaic.quickstart.tiny import TinyLife
 from moesaic.serve.core.sampling_defaults import recommended
+from tests import forked
 from tests.waiting import PATIENCE
 
 SMALL = [
@@ -49,13 +49,11 @@ STAGES = ["machine", "data", "law", "base", "aligned", "small", "evaluated"]
 
 
 def command(out: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "moesaic", "quickstart", "--out", str(out), *SMALL, *more]
+    return ["quickstart", "--out", str(out), *SMALL, *more]
 
 
 def run(out: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(out, *more), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    return forked.run(command(out, *more))
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +62,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     out = tmp_path_factory.mktemp("life") / "quickstart"
     rng = random.Random(5)
     for _ in range(3):
-        begun = subprocess.Popen(
-            command(out), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        begun = forked.Forked(command(out), subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT)
         assert begun.stdout is not None
         for _ in range(rng.randint(4, 40)):  # counted in lines, not seconds: how fast the machine is does not matter
             if not begun.stdout.readline():
@@ -130,7 +126,7 @@ def test_the_report_stands_alone(made: tuple[Path, str], browser: Browser, schem
 def test_a_person_gets_a_page_that_answers(made: tuple[Path, str], browser: Browser) -> None:
     out, _ = made
     ours, theirs = pty.openpty()
-    served = subprocess.Popen(command(out, "--port", "0"), stdin=theirs, stdout=theirs, stderr=subprocess.PIPE)
+    served = forked.Forked(command(out, "--port", "0"), theirs, theirs, subprocess.PIPE)
     os.close(theirs)
     try:
         shown = ""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +11,9 @@ from rich.console import Console
 
 import moesaic
 from moesaic.quickstart.real import RealLife
+from tests import forked
 from tests.random_models import save_random, small_config
 from tests.serve.made import TEXTS, VOCABULARY
-from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +25,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_from_dense_to_served(dense: Path, tmp_path: Path) -> None:
     out = tmp_path / "life"
-    command = [sys.executable, "-m", "moesaic", "quickstart", "--model", str(dense), "--out", str(out)]
-    command += ["align.stages.0.steps=3"]
-    ended = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    ended = forked.run(["quickstart", "--model", str(dense), "--out", str(out), "align.stages.0.steps=3"])
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert "Response (" in ended.stdout
     known = json.loads((out / "quickstart.json").read_text())
@@ -44,10 +38,7 @@ def test_from_dense_to_served(dense: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "moesaic", "quickstart", "--model", str(tmp_path / "none"), "--out", str(tmp_path)]
-    ended = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    ended = forked.run(["quickstart", "--model", str(tmp_path / "none"), "--out", str(tmp_path)])
     assert ended.returncode == 2 and "no such" in ended.stderr
 
 

@@ -22,7 +22,6 @@ def start(recipe_file: Path, out: Path, *overrides: str, inside: bool, calls: in
     """It dies so many calls of Python functions after its first checkpoint began (`inside` of it, at the latest at its
     end), or after that was written, in whatever the loop is doing then."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["moesaic.train.pretrain", "moesaic.recipe", __name__])
     arguments = (recipe_file, out, overrides, torch.get_num_threads(), inside, calls)
     process = context.Process(target=train, args=arguments)
     process.start()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from moesaic.cli import main
 from moesaic.recipe import load_recipe
 from moesaic.train import proxies
 from moesaic.train.quantile_proxies import run_proxies
+from tests.forked import Forked
 from tests.waiting import PATIENCE
 
 RECIPE = """
@@ -115,8 +114,8 @@ def test_stopped_and_gone_on_with_it_ends_the_same(recipe: Path, done: Path, tmp
     out = tmp_path / "out"
     out.mkdir()
     (out / "data").symlink_to(done / "data")
-    command = [sys.executable, "-m", "moesaic", "quantiles", str(recipe), "--out", str(out), *OPTIONS]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ, text=True)
+    command = ["quantiles", str(recipe), "--out", str(out), *OPTIONS]
+    process = Forked(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     deadline = time.monotonic() + PATIENCE
     while not any(file.stat().st_size for file in out.glob("proxies/*/metrics.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.02)
