@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moesaic.data.given_rows import GIVEN
 from moesaic.data.ordering import TokenSpans
 from moesaic.data.shards import Shards
 
@@ -135,6 +136,7 @@ def pack(
     """One rank's share of the batch that consists of `spans`, in pieces of at most `max_length` tokens."""
     starts, lengths, domains = _cut(spans, max_length)
     count, everywhere = int(lengths.sum()) - len(lengths), lengths.tolist()
+    count -= data.rows.targets_lost(starts, lengths) if data.rows is not None else 0
     if ranks > 1:
         mine = divide(lengths.tolist(), ranks)[rank]
         starts, lengths, domains = starts[mine], lengths[mine], domains[mine]
@@ -142,6 +144,9 @@ def pack(
     targets = np.empty_like(tokens)
     targets[:-1] = tokens[1:]
     targets[np.cumsum(lengths) - 1] = IGNORED
+    columns = data.rows.columns(starts, lengths) if data.rows is not None else {}
+    if columns:
+        targets[:-1][columns[GIVEN].numpy()[1:]] = IGNORED
     return Batch(
         torch.from_numpy(tokens),
         torch.from_numpy(targets),
@@ -149,6 +154,7 @@ def pack(
         domains.tolist(),
         count,
         position_after,
+        columns,
         everywhere=everywhere,
     )
 

@@ -4,6 +4,7 @@
     shards/00000.tokens       numbers, two bytes each where the vocabulary allows, four elsewhere
     shards/00000.documents    a row for each document: where it ends, its domain, and its columns
     columns/NAME.npy          a column that was computed later, for all documents
+    rows/                     embeddings that stand in place of some tokens (given_rows.py)
     tokenizer/                the tokenizer's files
 
     data = Shards(directory)                      # sizes are verified here; verify=True also reads every byte
@@ -26,6 +27,8 @@ from typing import Any
 import numpy as np
 
 from moesaic import atomic
+from moesaic.data.checksums import checksum
+from moesaic.data.given_rows import open_rows
 from moesaic.errors import UserError
 from moesaic.json_files import read_json
 from moesaic.strict import did_you_mean
@@ -42,11 +45,6 @@ def token_type(vocabulary: int) -> np.dtype[Any]:
 
 def row_type(columns: list[str]) -> np.dtype[Any]:
     return np.dtype([*FIXED, *((f"column_{name}", "<f4") for name in columns)])
-
-
-def checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def shard_files(directory: Path, number: int) -> tuple[Path, Path]:
@@ -73,6 +71,9 @@ class Shards:
             for number in range(len(self.manifest["shards"]))
         ]
         self._firsts = np.cumsum([0, *(shard["tokens"] for shard in self.manifest["shards"])])
+        self.rows = open_rows(self.directory, self.tokens)
+        if verify and self.rows is not None:
+            self.rows.verify()
 
     def _check(self, number: int, shard: dict[str, Any], verify: bool) -> None:
         sizes = (shard["tokens"] * self._type.itemsize, shard["documents"] * self._row.itemsize)
@@ -88,9 +89,10 @@ class Shards:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with any change of the tokens or the document table."""
+        """Changes with any change of the tokens, the document table or the rows that stand in place of tokens."""
         facts = [self.manifest["vocabulary"], self.manifest["columns"], self.domains]
         facts += [[shard["tokens"], shard["documents"], shard["checksums"]] for shard in self.manifest["shards"]]
+        facts += [self.rows.checksums] if self.rows is not None else []
         return hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()
 
     @cached_property

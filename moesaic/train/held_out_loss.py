@@ -20,7 +20,7 @@ from moesaic.kernels.cross_entropy import IGNORED
 from moesaic.model.transformer import Model
 from moesaic.parallel.world import World
 from moesaic.recipe import Recipe
-from moesaic.train.objectives import layout_of
+from moesaic.train.objectives import inputs_of, layout_of
 
 BATCH = 8192  # tokens of a forward pass
 
@@ -46,7 +46,7 @@ class HeldOutLoss:
         for first in range(0, len(self.batches), ranks):
             number = first + self.world.data_rank
             batch = self.batches[min(number, len(self.batches) - 1)]
-            hidden_TD = model(batch.tokens_T, layout_of(batch))
+            hidden_TD = model(inputs_of(model, batch), layout_of(batch))
             counts_T = (batch.targets_T != IGNORED).float() * (number < len(self.batches))
             loss, _ = model.cross_entropy(hidden_TD, batch.targets_T, counts_T)
             total += loss

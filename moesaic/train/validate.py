@@ -17,6 +17,7 @@ from moesaic.model.encoder import refuse_encoder
 from moesaic.model.formats.matching import match
 from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.tokenizer import Tokenizer
+from moesaic.parallel.world import launched
 from moesaic.recipe import COMMAND_LINE, Recipe
 from moesaic.recipe_offload import check_ranks
 from moesaic.train import float8, indexers
@@ -185,9 +186,23 @@ def fit_warmup(recipe: Recipe) -> tuple[Recipe, bool]:
 
 def fit_to_data(recipe: Recipe, data: Stream) -> tuple[Recipe, bool]:
     """The recipe, and whether its run was shortened to where its data ends, so that the schedule ends there too."""
+    if isinstance(data, TokenStream) and data.data.rows is not None:
+        check_rows(recipe, data)
     if not isinstance(data, TokenStream) or (steps := data.batches(recipe.train.steps)) == recipe.train.steps:
         return recipe, False
     if not steps:
         problem = f"the sources give {data.plan.tokens:,} tokens within their max_epochs, not a batch"
         raise UserError("data.sources", problem, "Raise max_epochs, or lower train.batch_tokens.")
     return recipe.changed(train={"steps": steps}), True
+
+
+def check_rows(recipe: Recipe, data: TokenStream) -> None:
+    """Data in which rows stand in place of tokens: whether everything passes them on."""
+    where = f"{data.data.directory} (rows in place of tokens)"
+    if not recipe.build("train.objective", Objective).takes_rows:
+        problem = f"{recipe.train.objective.name} reads tokens alone"
+        raise UserError(where, problem, "Take the objective next_token, or data without rows.")
+    if recipe.train.memory is not None:
+        raise UserError(where, "train.memory remembers tokens alone", "Leave it out.")
+    if launched():
+        raise UserError(where, "are for one process yet", "Run it without torchrun.")

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from moesaic.data.shards import checksum, row_type, shard_files, token_type
+from moesaic.data.checksums import checksum
+from moesaic.data.shards import row_type, shard_files, token_type
 from moesaic.errors import UserError
 
 

@@ -12,7 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from moesaic.data.given_rows import GIVEN, ROWS
 from moesaic.data.packing import Batch
+from moesaic.errors import UserError
 from moesaic.model.config import ModelConfig
 from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
@@ -32,6 +34,8 @@ class Objective:
     of_text: ClassVar[bool] = (
         True  # whether text alone is enough for it; answers and rewards come from a stage of align
     )
+
+    takes_rows: ClassVar[bool] = False  # whether rows may stand in place of tokens (`data/given_rows.py`)
 
     def check(self) -> None:
         """Whether what it needs is there, before anything is made."""
@@ -55,6 +59,17 @@ class Objective:
 
 def layout_of(batch: Batch) -> Layout:
     return Layout(batch.lengths, device=batch.tokens_T.device)
+
+
+def inputs_of(model: Model, batch: Batch) -> Tensor:
+    """A batch's tokens; or where rows are given in place of some, what the model is to read: those, and embeddings."""
+    if GIVEN not in batch.columns:
+        return batch.tokens_T
+    rows_TD, x_TD = batch.columns[ROWS], model.embedded(batch.tokens_T)
+    if rows_TD.shape[1] != x_TD.shape[1]:
+        problem = f"have {rows_TD.shape[1]} numbers each, and the model's hidden states {x_TD.shape[1]}"
+        raise UserError("rows in place of tokens", problem, "Give rows that were made for this model.")
+    return torch.where(batch.columns[GIVEN][:, None], rows_TD.to(x_TD.dtype), x_TD)
 
 
 def shifted(values_T: Tensor, lengths: list[int], by: int, fill: int) -> Tensor:
