@@ -20,7 +20,11 @@ from moesaic.kernels.grid import Grid
 from moesaic.kernels.interface import Routes
 from moesaic.kernels.layer_weights import ExpertWeights
 from moesaic.kernels.triton.experts.layer import experts
+from moesaic.kernels.triton.experts.rows import permute, swiglu
+from moesaic.kernels.triton.experts.sort import route
 from moesaic.kernels.triton.linear import linear
+from moesaic.kernels.triton.quantized import matmul as portable
+from moesaic.kernels.triton.quantized.hopper import matmul as hopper
 from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight, gpu_weight
 from moesaic.methods import Method, build
 from moesaic.serve.gpu.overlap import step_weights
@@ -89,6 +93,32 @@ def test_bits_of_millions_of_results(hidden, width, bits):
             rows = slice(start, start + tokens)
             assert torch.equal(experts(x[rows], routes[rows], weights[rows], *quantized), whole[rows]), (tokens, start)
             assert torch.equal(linear(x[rows], plain), wide[rows]), (tokens, start)
+
+
+@pytest.mark.skipif(torch.cuda.get_device_capability()[0] != 9, reason="kernels for Hopper")
+@pytest.mark.parametrize(
+    "scheme", [(4, 128, True), (4, 64, False), (4, 192, True), (8, 128, True), (8, 64, False)], ids=str
+)
+def test_many_rows_have_the_bits_of_few(scheme):
+    """Experts with no rows, with a few, with many tiles of them; a last tile of columns that is not whole."""
+    hidden, width, tokens, choices = 1536, 384, 700, 2
+    gate_up, down = (
+        gpu_weight(nn.ModuleList(matrix(*size, scheme, number) for number in range(8)), torch.bfloat16)
+        for size in ((2 * width, hidden), (hidden + 48, width))
+    )
+    x = torch.randn(tokens, hidden, device=DEVICE).bfloat16()
+    likely = torch.tensor([8.0, 8, 4, 1, 0.3, 0.1, 0.02, 0], device=DEVICE)
+    routes = torch.multinomial(likely.expand(tokens, 8), choices)
+    routing = route(routes, 8, 128)
+    slots = routing.slots_N.long()
+    sorted_x = permute(x, routing, choices)
+    wanted = swiglu(portable.matmul(sorted_x, gate_up, None, routing))
+    assert torch.equal(hopper.matmul(sorted_x, gate_up, None, routing, pair=True)[slots], wanted[slots])
+    out = portable.matmul(wanted, down, None, routing)
+    assert torch.equal(hopper.matmul(wanted, down, None, routing)[slots], out[slots])
+    one, bias = gpu_weight(matrix(hidden + 48, width, scheme), torch.bfloat16), torch.randn(hidden + 48, device=DEVICE)
+    few = torch.cat([portable.linear(part, one, bias) for part in wanted[slots].split(16)])
+    assert torch.equal(hopper.matmul(wanted[slots], one, bias), few)
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,8 @@ else:
     from moesaic.kernels.triton.float8.rounding import Rounded
     from moesaic.kernels.triton.quantized import decode as quantized_decode
     from moesaic.kernels.triton.quantized import matmul as quantized_matmul
+    from moesaic.kernels.triton.quantized.hopper import matmul as quantized_rows
+    from moesaic.kernels.triton.quantized.hopper import sums
     from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
 
     T, D, F, E, K, P = 256, 512, 384, 4, 2, 1024
@@ -240,6 +242,30 @@ else:
             ptx = kernel.asm["ptx"]
             assert "sub.bf16x2" in ptx and "wgmma.mma_async" in ptx and "kWidth = 4" not in kernel.asm["ttgir"]
             assert "ld.local" not in ptx
+
+    @pytest.mark.parametrize(("bits", "symmetric"), [(4, True), (8, False)], ids=["4-symmetric", "8-with-zeros"])
+    def test_codes_of_many_rows_go_to_registers(monkeypatch, bits, symmetric):
+        """16 bytes a thread, and from there to the tensor cores as their first operand."""
+        kernels = []
+        for module in (quantized_rows, sums):
+            monkeypatch.setattr(
+                module, "launch", lambda kernel, grid, *a, **options: Compiler(kernel, kernels)[grid](*a, **options)
+            )
+        monkeypatch.setattr(quantized_rows, "processors", lambda device: 132)
+        triton.runtime.driver.set_active(Pretended())
+        matrices = [Grid(bits, 128, symmetric).matrix(torch.randn(2 * F, D)) for _ in range(E)]
+        several = GpuQuantizedWeight(matrices, torch.bfloat16, stacked=True)
+        one = GpuQuantizedWeight(matrices[:1], torch.bfloat16, stacked=False)
+        quantized_rows.matmul(empty(P, D), several, None, routing(), pair=True)
+        quantized_rows.matmul(empty(T, D), one, empty(2 * F))
+        many = [kernel.asm["ptx"] for kernel in kernels if "wgmma.mma_async" in kernel.asm["ptx"]]
+        assert len(many) == 2 and len(kernels) == (2 if symmetric else 4)
+        for ptx in many:
+            assert "ld.shared.v4.b32" in ptx and "sub.bf16x2" in ptx and "setmaxnreg" in ptx
+            assert "ld.local" not in ptx and "st.local" not in ptx
+            operands = re.findall(r"wgmma.mma_async\S+ \{[^}]*\}, *(\S)", ptx)
+            assert operands and set(operands) == {"{"}, "the first operand is read from shared memory"
+        assert all(kernel.metadata.shared <= 227 * 1024 for kernel in kernels)
 
     @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with-zeros"])
     @pytest.mark.parametrize(("width", "choices"), [(768, 8), (640, 6)], ids=str)

@@ -1,6 +1,6 @@
 """Matmuls with weights quantized to 4 or 8 bits: linear maps, and experts with or without sorting tokens by expert.
 
-What `decode.py` takes is faster there.
+What `decode.py` and, of many rows, `hopper/` take is faster there.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -14,6 +14,7 @@ from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 from moesaic.kernels.triton.experts import rows
 from moesaic.kernels.triton.experts.sort import RECORD, Routing, route
 from moesaic.kernels.triton.quantized import decode
+from moesaic.kernels.triton.quantized.hopper import matmul as hopper
 from moesaic.kernels.triton.quantized.matmul_kernels import rows_kernel
 from moesaic.kernels.triton.quantized.packed_weight import PackedWeight
 from moesaic.kernels.triton.quantized.unsorted_kernels import hidden_kernel, output_kernel
@@ -24,6 +25,8 @@ MIN_TILE, MAX_TILE = 16, 128  # rows of a tile
 # every other pair of inputs, and where a sum is not exact its last bit may differ from that in a larger batch: of 4
 # bits one in 69,000.
 MMA_ROWS = 64
+MANY_ROWS = 256  # of a linear map, from which on `hopper/` is ahead on an H200
+MANY_TOKENS = 24  # of an expert, on average, from which on it is
 MANY_PROGRAMS = 128  # about as many as a GPU has multiprocessors
 
 
@@ -48,6 +51,8 @@ def matmul(
     if routing is None and decode.takes_rows(x_PI, weight):
         decode.linear(x_PI, weight, bias_O, out_PO)
         return out_PO
+    if routing is None and P >= MANY_ROWS and hopper.takes(x_PI, weight):
+        return hopper.matmul(x_PI, weight, bias_O)
     if routing is None:
         BM = min(MAX_TILE, max(MIN_TILE, triton.next_power_of_2(P)))
         count = triton.cdiv(P, BM)
@@ -113,6 +118,8 @@ def experts(x_TD: torch.Tensor, routes: Routes, gate_up: PackedWeight, down: Pac
 
 def sorted_experts(x_TD: torch.Tensor, routes: Routes, gate_up: PackedWeight, down: PackedWeight) -> torch.Tensor:
     (T, K), E = routes.experts_TK.shape, gate_up.shape[0]
+    if T * K >= MANY_TOKENS * E and hopper.takes(x_TD, gate_up, down):
+        return hopper.experts(x_TD, routes, gate_up, down)
     routing = route(routes.experts_TK, E, tile_rows(T * K // E))
     hidden_PF = rows.swiglu(matmul(rows.permute(x_TD, routing, K), gate_up, None, routing))
     return rows.combine(matmul(hidden_PF, down, None, routing), routing, routes.weights_TK, T, K)

@@ -31,13 +31,17 @@ def layout_of(rows: int, columns: int) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
 
 
-def tensor_map(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Without what its constructor checks, which takes longer than a launch: matrices here are whole tensors of widths
-    that are multiples of STEP, or columns of one."""
+def described(tensor: torch.Tensor, block: list[int], layout: gl.NVMMASharedLayout) -> TensorDescriptor:
+    """Without what its constructor checks, which takes longer than a launch."""
     made = object.__new__(TensorDescriptor)
-    made.base, made.shape, made.strides = matrix, matrix.shape, matrix.stride()
-    made.block_shape, made.layout, made.padding = [rows, columns], layout_of(rows, columns), "zero"
+    made.base, made.shape, made.strides = tensor, tensor.shape, tensor.stride()
+    made.block_shape, made.layout, made.padding = block, layout, "zero"
     return made
+
+
+def tensor_map(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Matrices here are whole tensors of widths that are multiples of STEP, or columns of one."""
+    return described(matrix, [rows, columns], layout_of(rows, columns))
 
 
 def shape_for(width: int, chained: bool = False) -> tuple[int, int]:
