@@ -15,6 +15,9 @@ from moesaic.kernels.interface import Routes
 from moesaic.kernels.layer_weights import ExpertWeights
 from moesaic.kernels.triton.float8.rounding import round_both_ways
 from moesaic.kernels.triton.float8.training import HopperFloat8
+from moesaic.recipe import load_recipe
+from moesaic.train.pretrain import pretrain
+from moesaic.train.report.metrics import read_metrics
 from tests.gpu.models import error
 
 if torch.cuda.get_device_capability()[0] != 9:
@@ -71,3 +74,25 @@ def test_experts_and_their_gradients(shape):
         assert error(one, other) < 0.04, "numbers in the middle of two may be rounded either way"
         assert error(one, exact) < 1.1 * error(other, exact), "no further from what nobody rounded"
     assert all(torch.equal(one, other) for one, other in zip(found, by(HopperFloat8()), strict=True)), "repeats"
+
+
+def test_a_recipe_trains_in_float8_beside_bfloat16_and_resumes(tmp_path, monkeypatch):
+    """Stopped in the middle it goes on as in one go, as near as the library repeats itself."""
+    sizes = {"hidden": 256, "head_size": 64, "dense_hidden": 256, "expert_hidden": 128}
+    given = [f"model.{key}={size}" for key, size in sizes.items()]
+    given += ["data.sources=[{name: code, path: 'builtin:stdlib', documents: 100, weight: 1.0}]", "schedule=constant"]
+    given += ["train.warmup_steps=2", "train.save_every=10"]
+    monkeypatch.setattr("moesaic.train.run.compile_blocks", lambda model: None)
+
+    def run(name, *overrides, steps=20):
+        data = tmp_path / "bfloat16" / "data"
+        overrides += (f"train.data={data}",) if data.is_dir() else ()
+        pretrain(
+            load_recipe("recipes/tiny.yaml", [*given, f"train.steps={steps}", *overrides]), tmp_path / name, quiet=True
+        )
+        return torch.tensor([line["loss"] for line in read_metrics(tmp_path / name)])
+
+    plain, whole = run("bfloat16", "train.dtype=bfloat16"), run("whole", "train.dtype=fp8")
+    run("parts", "train.dtype=fp8", steps=10)
+    assert (run("parts", "train.dtype=fp8") - whole).abs().max() < 0.01 and not torch.equal(whole, plain)
+    assert plain[-1] < plain[0] - 0.8 and (whole[-5:].mean() - plain[-5:].mean()).abs() < 0.05
