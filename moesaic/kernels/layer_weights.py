@@ -65,6 +65,18 @@ class GroupedQueryWeights:
 
 
 @dataclass(frozen=True)
+class IndexerWeights:
+    """DSA's light heads, which choose the `topk` tokens that are attended to."""
+
+    queries: LinearWeights
+    keys: LinearWeights
+    key_norm: NormWeights
+    head_weights: LinearWeights
+    topk: int
+    interleaved: bool
+
+
+@dataclass(frozen=True)
 class LatentWeights:
     q_down: LinearWeights | None
     q_norm: NormWeights | None
@@ -80,6 +92,7 @@ class LatentWeights:
     interleaved: bool
     scale: float
     sparse: bool  # whether an indexer chooses what is attended to
+    indexer: IndexerWeights | None = None  # its own; else a sparse layer attends to what the last one chose
 
 
 @dataclass(frozen=True)

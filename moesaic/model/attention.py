@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from moesaic.kernels.interface import AttentionCall, LatentCall, QKNorm
-from moesaic.kernels.layer_weights import GroupedQueryWeights, LatentWeights
+from moesaic.kernels.layer_weights import GroupedQueryWeights, IndexerWeights, LatentWeights, NormWeights
 from moesaic.kernels.token_selection import index_scores
 from moesaic.model.config import GroupedQuery, Indexer, Latent, Layer, ModelConfig, Temperature
 from moesaic.model.context import ForwardContext
@@ -202,6 +202,7 @@ class LatentAttention(nn.Module):
             self.interleaved,
             self.scale,
             bool(self.index_kind),
+            self.indexer.weights() if self.indexer is not None else None,
         )
 
 
@@ -221,6 +222,11 @@ class LightningIndexer(nn.Module):
         self.keys = Linear(config.hidden, self.size)
         self.key_norm = nn.LayerNorm(self.size, eps=1e-6)
         self.head_weights = Linear(config.hidden, self.heads)
+
+    def weights(self) -> IndexerWeights:
+        norm = NormWeights(self.key_norm.weight, self.key_norm.eps, self.key_norm.bias)
+        parts = self.queries.weights(), self.keys.weights(), norm, self.head_weights.weights()
+        return IndexerWeights(*parts, self.topk, self.interleaved)
 
     def forward(
         self, x_TD: Tensor, query_TQ: Tensor, context: ForwardContext, cache: dict[str, Tensor] | None

@@ -20,6 +20,7 @@ from moesaic.kernels.interface import KVCache, QKNorm, RopeAngles
 from moesaic.kernels.layer_weights import (
     DenseWeights,
     GroupedQueryWeights,
+    IndexerWeights,
     LatentWeights,
     LayerWeights,
     LinearWeights,
@@ -28,6 +29,9 @@ from moesaic.kernels.layer_weights import (
 )
 from moesaic.kernels.triton import gated
 from moesaic.kernels.triton.attention import expanded, latent
+from moesaic.kernels.triton.attention.choose import choose
+from moesaic.kernels.triton.attention.chosen_prompts import attend_chosen
+from moesaic.kernels.triton.attention.index_rows import index_rows
 from moesaic.kernels.triton.attention.paged import attend, latent_tile
 from moesaic.kernels.triton.attention.paged_rows import Rows, prefill_tile
 from moesaic.kernels.triton.attention.prompt_rows import Prompts
@@ -62,6 +66,9 @@ class StepWeights:
 
 def outside(weights: StepWeights) -> str | None:
     """Why a model is not of the kind the fused forward is written for, and runs operation by operation; else None."""
+    latents = [layer.attention for layer in weights.layers if isinstance(layer.attention, LatentWeights)]
+    if len({latent.sparse for latent in latents}) > 1:
+        return "sparse attention in some layers only"
     rules = [mixture.rules for mixture in weights.mixtures]
     if len({rule.per_token for rule in rules}) > 1:
         return "layers with different numbers of experts per token"
@@ -76,8 +83,9 @@ def _layer_outside(layer: LayerWeights) -> str | None:
     attention, ffn = layer.attention, layer.ffn
     if isinstance(attention, LatentWeights):  # all that was cached is attended to, by a plain projection
         projections = [attention.q_down, attention.q_up, attention.kv_down, attention.out]
-        if attention.sparse:
-            return "sparse attention (an indexer)"
+        if attention.sparse and attention.indexer is not None:
+            index = attention.indexer
+            projections += [index.queries, index.keys, index.head_weights]
         if not isinstance(attention.kv_up.weight, Tensor):
             return "a quantized kv_b_proj"
     else:
@@ -162,7 +170,10 @@ class FusedForward:
             self.tiling = Tiling(prefill_tile(attention.heads // attention.kv_heads, wide))
         else:
             own = expanded.tile_rows(wide) if expand_prompts else 0
-            self.tiling = Tiling(latent_tile(attention.heads, wide)[1], own)
+            if attention.indexer is not None:  # every token has keys of its own
+                self.tiling = Tiling(1, own, attention.indexer.topk)
+            else:
+                self.tiling = Tiling(latent_tile(attention.heads, wide)[1], own)
         self.per_token = weights.mixtures[0].rules.per_token if weights.mixtures else 0
         self.expand_prompts = expand_prompts
         self.adapters: Mapping[str, LowRank] = {}
@@ -202,12 +213,12 @@ class FusedForward:
         return linear(hidden_RD, self.weights.output)
 
     def __call__(self, x_TD: Tensor, rows: Rows, routes_LTK: Tensor) -> Tensor:
-        more_TD = also_TD = None
+        more_TD = also_TD = chosen_TK = None
         mixtures = iter(zip(routes_LTK, self.counts, strict=True))
         for layer, cache in zip(self.weights.layers, self.caches):
             x_TD, h_TD = self.normed(x_TD, more_TD, also_TD, layer.attention_norm)
             if isinstance(layer.attention, LatentWeights):
-                more_TD = self.latent(layer.attention, h_TD, rows, cache["latent"])
+                more_TD, chosen_TK = self.latent(layer.attention, h_TD, rows, cache, chosen_TK)
             else:
                 more_TD = self.grouped_query(layer.attention, h_TD, rows, cache)
             more_TD = self.post_norm(more_TD, None, layer.attention_post_norm)
@@ -255,13 +266,19 @@ class FusedForward:
         out_THC = attend(q_THC, keys, values, rows, part.scale, part.window, sinks_H=part.sinks_H)
         return self.linear(out_THC.flatten(1), part.out, rows)
 
-    def latent(self, part: LatentWeights, h_TD: Tensor, rows: Rows, latents: Tensor) -> Tensor:
+    def latent(
+        self, part: LatentWeights, h_TD: Tensor, rows: Rows, cache: KVCache, chosen_TK: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """In latent space for prefill too, unless latents are expanded for the whole of a prompt: a token's bits do not
-        depend on how its prompt was chunked."""
+        depend on how its prompt was chunked. With what an indexer chose, this layer's or the last one's that has one.
+        """
+        latents = cache["latent"]
         query_TQ = h_TD
         if part.q_down is not None and part.q_norm is not None:
             query_TQ = rms_norm(self.linear(h_TD, part.q_down, rows), part.q_norm.weight, part.q_norm.eps)
         q_THC = self.linear(query_TQ, part.q_up, rows).unflatten(1, (part.heads, part.plain_size + part.rope_size))
+        if part.indexer is not None:
+            chosen_TK = self.choose(part.indexer, h_TD, query_TQ, rows, cache["index"])
         kv_TX = self.linear(h_TD, part.kv_down, rows)
         up_HXK = part.kv_up.weight.unflatten(0, (part.heads, -1))
         keys_HPK, values_HVK = up_HXK.split([part.plain_size, part.value_size], dim=1)
@@ -270,11 +287,24 @@ class FusedForward:
         )
         out_THV = h_TD.new_empty(len(h_TD), part.heads, part.value_size)
         if rows.in_latent_space:
-            out_THK = attend(q_THX, latents, latents, rows, part.scale, rope_size=part.rope_size)
-            latent.matmul_by_head(out_THK, values_HVK, out_THV, rows.absorbed_T)
+            own_TK = chosen_TK if part.sparse else None
+            out_THK = attend(q_THX, latents, latents, rows, part.scale, rope_size=part.rope_size, chosen_TK=own_TK)
+            if rows.choosing and own_TK is not None:
+                attend_chosen(q_THX, latents, own_TK, rows, part.scale, part.rope_size, out_THK)
+            latent.matmul_by_head(out_THK, values_HVK, out_THV, rows.kinds_T)
         if rows.prompts is not None:
             self.expanded(part, q_THC, q_THX, rows, rows.prompts, latents, out_THV)
-        return self.linear(out_THV.flatten(1), part.out, rows)
+        return self.linear(out_THV.flatten(1), part.out, rows), chosen_TK
+
+    def choose(self, part: IndexerWeights, h_TD: Tensor, query_TQ: Tensor, rows: Rows, keys: Tensor) -> Tensor:
+        """Where in the cache lies what each row attends to; the tokens' index keys are written there first."""
+        rope = replace(self.rope, interleaved=part.interleaved)
+        scored = rows.index_X2 is not None
+        q_TX = self.linear(query_TQ, part.queries, rows) if scored else None
+        weights_TH = self.linear(h_TD, part.head_weights, rows) if scored else None
+        k_TC = self.linear(h_TD, part.keys, rows)
+        q_THC = index_rows(q_TX, k_TC, part.key_norm, rope, rows.positions_T, rows, keys)
+        return choose(q_THC, weights_TH, keys, rows, part.topk)
 
     def expanded(
         self,

@@ -189,13 +189,15 @@ class GraphedSteps:
                 given["prompt_tiles"].view(-1, 4),
                 given["expanded_slots"],
                 given["expanded_positions"],
-                given["absorbed"],
                 shape.rounds,
             )
         adapters_T = None
         if shape.adapted:
             own_T = self.adapters.adapters_S.index_select(0, given["slots"])
             adapters_T = own_T.masked_fill(given["positions"] < 0, 0)
+        index_X2 = given["index_tiles"].view(-1, 2) if shape.index_tiles else None
+        if shape.decode_only and shape.splits * SPLIT > forward.tiling.topk > 0:
+            index_X2 = tiles_X2
         rows = Rows(
             positions_T=given["positions"],
             sequences_T=given["slots"],
@@ -206,6 +208,9 @@ class GraphedSteps:
             prefill_tokens=self.tiling.rows,
             adapters_T=adapters_T,
             prompts=prompts,
+            kinds_T=given["kinds"] if len(given["kinds"]) else None,
+            choosing=shape.choosing,
+            index_X2=index_X2,
         )
         routes_LTK = forward.new_routes(shape.tokens)
         x_TD = forward.embed(given["tokens"], given["slots"], self.sampled_S)

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from moesaic.kernels.triton.attention.paged import SPLIT
-from moesaic.kernels.triton.attention.prompt_rows import ExpansionPlan, prompt_rows
+from moesaic.kernels.triton.attention.prompt_rows import CHOOSING, IN_TILES, ExpansionPlan, prompt_rows
+
+INDEX_TILE = 32  # tokens of a sequence whose keys are scored together
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class StepShape:
     expanded: int = 0  # rows of latents to expand, of each round
     rounds: int = 0
     adapted: bool = False  # whether sequences may have LoRA adapters
+    choosing: bool = False  # whether there are rows of prompts that attend to what an indexer chose
+    index_tiles: int = 0  # of rows for which an indexer has a choice
 
 
 @dataclass(frozen=True)
@@ -52,18 +56,26 @@ class ChunkRows:
     draws: Sequence[float] = ()  # for each of those, where there is a temperature
     prompt: int = 0  # how many tokens of its sequence are a prompt
 
-    @property
-    def expanded(self) -> int:
+    def expanded(self, tiling: Tiling) -> int:
         """Rows that attend to expanded latents, where prompts do."""
-        return prompt_rows(self.start, len(self.tokens), self.prompt)
+        return prompt_rows(self.start, len(self.tokens), self.prompt, tiling.topk) if tiling.prompt_rows else 0
+
+    def choosing(self, tiling: Tiling) -> int:
+        """Rows of a prompt after those, that attend to what an indexer chose."""
+        if not tiling.topk or not tiling.prompt_rows:
+            return 0
+        of_prompt = max(0, min(self.start + len(self.tokens), self.prompt) - self.start)
+        return of_prompt - self.expanded(tiling)
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How many rows of one sequence attend together; and, where prompts attend to expanded latents, of a prompt's."""
+    """How many rows of one sequence attend together; and, where prompts attend to expanded latents, of a prompt's. With
+    sparse attention, to how many tokens at most."""
 
     rows: int
     prompt_rows: int = 0
+    topk: int = 0
 
 
 def next_power(base: int, at_least: int) -> int:
@@ -88,23 +100,35 @@ def shape_for(
 ) -> StepShape:
     rows = len(batch.slots_S) + sum(len(chunk.tokens) for chunk in chunks)
     sampled = len(batch.slots_S) + sum(chunk.sampled for chunk in chunks)
-    if rows == sampled and plan is None:
-        ends = [chunk.start + len(chunk.tokens) for chunk in chunks]
-        longest = max([int(batch.positions_S.max(initial=0)) + 1, *ends])
+    choosing = any(chunk.choosing(tiling) for chunk in chunks)
+    ends = [chunk.start + len(chunk.tokens) for chunk in chunks]
+    longest = max([int(batch.positions_S.max(initial=0)) + 1, *ends])
+    if rows == sampled and plan is None and not choosing:
         size = next_power(2, rows)
         return StepShape(size, size, size, next_power(2, -(-longest // SPLIT)), decode_only=True)
     size = padded_rows(rows)
-    if plan is None:
-        tiles = size // tiling.rows + min(size, max_sequences)
-        return StepShape(size, next_power(8, sampled), tiles, 1, decode_only=False)
-    others = len(batch.slots_S)
-    others += sum(len(tiles_of(0, len(chunk.tokens) - chunk.expanded, tiling.rows)) for chunk in chunks)
-    return StepShape(
+    # An indexer's scores need room, and it has a choice where there is more than it would choose.
+    splits = next_power(4, -(-longest // SPLIT)) if tiling.topk else 1
+    shape = StepShape(
         size,
         next_power(8, sampled),
-        next_power(4, others) if others else 0,  # no tile is a launch less
-        1,
+        size // tiling.rows + min(size, max_sequences),
+        splits,
         decode_only=False,
+        choosing=choosing,
+        index_tiles=size // INDEX_TILE + min(size, max_sequences) if splits * SPLIT > tiling.topk > 0 else 0,
+    )
+    if plan is None and not choosing:
+        return shape
+    others = len(batch.slots_S)
+    for chunk in chunks:
+        left = len(chunk.tokens) - chunk.expanded(tiling) - chunk.choosing(tiling)
+        others += len(tiles_of(0, left, tiling.rows))
+    shape = replace(shape, tiles=next_power(4, others) if others else 0)  # no tile is a launch less
+    if plan is None:
+        return shape
+    return replace(
+        shape,
         prompt_tiles=size // tiling.prompt_rows + min(size, max_sequences),
         expanded=plan.size,
         rounds=next_power(2, len(plan.rounds)),
@@ -112,8 +136,8 @@ def shape_for(
 
 
 def plan_for(chunks: Sequence[ChunkRows], tiling: Tiling) -> ExpansionPlan | None:
-    reading = [chunk for chunk in chunks if tiling.prompt_rows and chunk.expanded]
-    return ExpansionPlan.of((chunk.slot, chunk.start + chunk.expanded) for chunk in reading) if reading else None
+    reading = [(chunk.slot, chunk.start + rows) for chunk in chunks if (rows := chunk.expanded(tiling))]
+    return ExpansionPlan.of(reading) if reading else None
 
 
 def sections(shape: StepShape) -> dict[str, tuple[int, type]]:
@@ -131,7 +155,8 @@ def sections(shape: StepShape) -> dict[str, tuple[int, type]]:
         "prompt_tiles": (4 * shape.prompt_tiles, np.int32),
         "expanded_slots": (shape.rounds * shape.expanded, np.int32),
         "expanded_positions": (shape.rounds * shape.expanded, np.int32),
-        "absorbed": (T if shape.rounds else 0, np.int32),
+        "kinds": (T if shape.rounds or shape.choosing else 0, np.int32),
+        "index_tiles": (2 * shape.index_tiles, np.int32),
     }
 
 
@@ -190,19 +215,25 @@ class StepInputs:
         if not shape.decode_only:
             given["rows"][: len(batch.slots_S)] = np.arange(len(batch.slots_S))
             tiles = [(number, 1) for number in range(len(batch.slots_S))]
+            index_tiles = list(tiles)
             prompt_tiles: list[tuple[int, ...]] = []
             begins = iter(plan.begins if plan is not None else ())
             row = len(batch.slots_S)
-            given["absorbed"][:row] = 1
+            given["kinds"][:row] = IN_TILES
             for chunk in chunks:
-                expanded, end = chunk.expanded if plan is not None else 0, row + len(chunk.tokens)
-                if expanded:
+                end = row + len(chunk.tokens)
+                index_tiles += tiles_of(row, len(chunk.tokens), INDEX_TILE)
+                if expanded := chunk.expanded(tiling):
                     begin = next(begins)
                     prompt_tiles += [(*tile, *begin) for tile in tiles_of(row, expanded, tiling.prompt_rows)]
-                tiles += tiles_of(row + expanded, len(chunk.tokens) - expanded, tiling.rows)
-                given["absorbed"][row + expanded : end] = 1
+                choosing = row + expanded + chunk.choosing(tiling)
+                given["kinds"][row + expanded : choosing] = CHOOSING
+                tiles += tiles_of(choosing, end - choosing, tiling.rows)
+                given["kinds"][choosing:end] = IN_TILES
                 row = end
             given["tiles"].reshape(-1, 2)[: len(tiles)] = tiles or np.zeros((0, 2))
+            if shape.index_tiles:
+                given["index_tiles"].reshape(-1, 2)[: len(index_tiles)] = index_tiles
             if plan is not None:
                 given["prompt_tiles"].reshape(-1, 4)[: len(prompt_tiles)] = prompt_tiles
                 plan.fill(given["expanded_slots"], given["expanded_positions"])

@@ -222,5 +222,5 @@ def queries_into_cache(
         num_warps=4,
     )
     if rows.in_latent_space:
-        matmul_by_head(q_THC[..., :P], up_HPK.transpose(1, 2), q_THX[..., :K], rows.absorbed_T)
+        matmul_by_head(q_THC[..., :P], up_HPK.transpose(1, 2), q_THX[..., :K], rows.kinds_T)
     return q_THX

@@ -19,6 +19,7 @@ SPLIT = 128  # keys to a split: 256 is 3 % faster with many sequences, and 3 % s
 BLOCK = 64  # keys to a step
 LATENT_BLOCK = 32  # the same where a key has half a thousand numbers
 PREFETCH = 16  # with so few tiles there is time to fetch keys before they are needed
+NO_LIMIT = 1 << 30  # of what a token attends to
 ONES = 16  # row sums are a matmul with this many columns of ones
 
 
@@ -43,9 +44,11 @@ def attend(
     window: int | None = None,
     rope_size: int = 0,
     sinks_H: torch.Tensor | None = None,
+    chosen_TK: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Every token attends to its sequence up to itself; keys and values are (pages, page size, N, C). With
-    `rope_size`, both are the latents (pages, page size, C + rope_size), and queries have as many numbers."""
+    `rope_size`, both are the latents (pages, page size, C + rope_size), and queries have as many numbers. With
+    `chosen_TK` a token attends to what lies there in the cache, and a tile is of one token."""
     T, H, C = q_THC.shape[0], q_THC.shape[1], q_THC.shape[2] - rope_size
     page_size, N = keys.shape[1], 1 if rope_size else keys.shape[2]
     wide = q_THC.dtype == torch.float32
@@ -60,6 +63,7 @@ def attend(
         "BLOCK_R": max(16, triton.next_power_of_2(rope_size)),
         "ONES": ONES,
         "WINDOWED": window is not None,
+        "CHOSEN": chosen_TK is not None,
         "ROPE_SIZE": rope_size,
         "PACKED": q_THC.is_cuda,
         "PRECISION": "ieee" if wide else "tf32",
@@ -68,9 +72,11 @@ def attend(
     per_base = scale * 1.4426950408889634  # weights are powers of two
     pages, seen = rows.page_table_SP.shape[1], window or 0
     warps, combined = (8, max_divisor(H, 4)) if rope_size else (4, group)
+    most = NO_LIMIT if chosen_TK is None else chosen_TK.shape[1]
+    chosen = q_THC if chosen_TK is None else chosen_TK
     attended = (q_THC, keys, values, rows.positions_T, rows.sequences_T, rows.page_table_SP)
     if rows.decode_X2 is not None:
-        tiles, splits = rows.decode_X2.shape[0], triton.cdiv(rows.max_length, SPLIT)
+        tiles, splits = rows.decode_X2.shape[0], triton.cdiv(min(rows.max_length, most), SPLIT)
         overlap = rows.read_before_wait and supports_pdl(q_THC.device)
         best_PTH = torch.empty(splits, T, H, dtype=torch.float32, device=q_THC.device)
         weight_PTH = torch.empty_like(best_PTH)
@@ -83,6 +89,7 @@ def attend(
             rows.decode_X2,
             rows.trees_TM if trees else q_THC,
             rows.cached_S if trees else rows.positions_T,
+            chosen,
             best_PTH,
             weight_PTH,
             out_PTHC,
@@ -94,6 +101,7 @@ def attend(
             page_size,
             rows.trees_TM.shape[1] if rows.trees_TM is not None else 0,
             seen,
+            most,
             per_base,
             ROWS=max(16, triton.next_power_of_2(rows.decode_tokens * group)),
             TREE=trees,
@@ -115,6 +123,7 @@ def attend(
             T,
             H,
             C,
+            most,
             GROUP=combined,
             HEADS=triton.next_power_of_2(combined),
             TOKENS=rows.decode_tokens,
@@ -128,6 +137,7 @@ def attend(
             *attended,
             rows.prefill_X2,
             sinks_H,
+            chosen,
             out_THC,
             H,
             N,
@@ -135,6 +145,7 @@ def attend(
             pages,
             page_size,
             seen,
+            most,
             per_base,
             ROWS=max(16, triton.next_power_of_2(rows.prefill_tokens * group)),
             num_warps=warps,

@@ -1,7 +1,8 @@
 """The kernels of attention over a paged cache (`paged.py` says how keys are walked, and why so).
 
 A cached row is a key of C numbers and a value of as many; or, where ROPE_SIZE is not 0, a latent of C numbers that is
-key and value at once, and ROPE_SIZE more that are part of the key alone. All query heads share a latent.
+key and value at once, and ROPE_SIZE more that are part of the key alone. All query heads share a latent. With CHOSEN,
+the keys of a token are those its row of `chosen_TK` says, where they lie in the cache, in order and `most` of them.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -51,6 +52,7 @@ def attend_split(
     end,
     position,
     sequence_pages,
+    chosen,
     keys,
     values,
     tree_row,
@@ -67,6 +69,7 @@ def attend_split(
     ONES: tl.constexpr,
     WINDOWED: tl.constexpr,
     TREE: tl.constexpr,
+    CHOSEN: tl.constexpr,
     ROPE_SIZE: tl.constexpr,
     PACKED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -84,8 +87,12 @@ def attend_split(
     for base in tl.range(begin, end, BLOCK, num_stages=STAGES):
         key = base + tl.arange(0, BLOCK)
         inside = key < end
-        page = tl.load(sequence_pages + key // page_size, mask=inside, other=0).to(tl.int64)
-        at = ((page * page_size + key % page_size) * N + head) * (C + ROPE_SIZE)
+        if CHOSEN:
+            slot = tl.load(chosen + key, mask=inside, other=0).to(tl.int64)
+        else:
+            page = tl.load(sequence_pages + key // page_size, mask=inside, other=0).to(tl.int64)
+            slot = page * page_size + key % page_size
+        at = (slot * N + head) * (C + ROPE_SIZE)
         both = inside[:, None] & (c[None, :] < C)
         k = widened(tl.load(keys + at[:, None] + c[None, :], mask=both, other=0.0), q.dtype, FAST)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -173,6 +180,7 @@ def decode_kernel(
     tiles_X2,
     trees_TM,
     cached_S,
+    chosen_TK,
     best_PTH,
     weight_PTH,
     out_PTHC,
@@ -184,6 +192,7 @@ def decode_kernel(
     page_size,
     drafts,
     window,
+    most,
     scale,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -194,6 +203,7 @@ def decode_kernel(
     ONES: tl.constexpr,
     WINDOWED: tl.constexpr,
     TREE: tl.constexpr,
+    CHOSEN: tl.constexpr,
     ROPE_SIZE: tl.constexpr,
     PACKED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -206,6 +216,8 @@ def decode_kernel(
     first = tl.load(tiles_X2 + 2 * tile).to(tl.int64)
     count = tl.load(tiles_X2 + 2 * tile + 1)
     last = tl.load(positions_T + first + count - 1)
+    if CHOSEN:
+        last = tl.minimum(last, most - 1)
     sequence = tl.load(sequences_T + first).to(tl.int64)
     begin = number * SPLIT
     if PDL:  # where tokens stand was known before the forward began; keys and queries were not
@@ -232,9 +244,9 @@ def decode_kernel(
             oldest = tl.load(positions_T + first) - window + 1
             begin = tl.maximum(begin, tl.maximum(oldest, 0) // BLOCK * BLOCK)
         best, weight, out = attend_split(
-            q, rotated, begin, end, position, page_table_SP + sequence * pages, keys, values, tree_row, cached, window,
-            scale, head, N, C, page_size, ROWS, BLOCK, BLOCK_C, ONES, WINDOWED, TREE, ROPE_SIZE, PACKED, PRECISION,
-            STAGES,
+            q, rotated, begin, end, position, page_table_SP + sequence * pages, chosen_TK + first * most, keys, values,
+            tree_row, cached, window, scale, head, N, C, page_size, ROWS, BLOCK, BLOCK_C, ONES, WINDOWED, TREE, CHOSEN,
+            ROPE_SIZE, PACKED, PRECISION, STAGES,
         )  # fmt: skip
         to = (token + number * T) * H + q_head
         tl.store(best_PTH + to, best, mask=known)
@@ -254,6 +266,7 @@ def combine_kernel(
     T,
     H,
     C,
+    most,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -265,7 +278,8 @@ def combine_kernel(
     tile, inner = tl.program_id(0) // TOKENS, tl.program_id(0) % TOKENS
     count = tl.load(tiles_X2 + 2 * tile + 1)
     token = tl.load(tiles_X2 + 2 * tile).to(tl.int64) + inner
-    splits = (tl.load(positions_T + token, mask=inner < count, other=-1) + SPLIT) // SPLIT
+    position = tl.load(positions_T + token, mask=inner < count, other=-1)
+    splits = (tl.minimum(position, most - 1) + SPLIT) // SPLIT
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -301,6 +315,7 @@ def prefill_kernel(
     page_table_SP,
     tiles_X2,
     sinks_H,
+    chosen_TK,
     out_THC,
     H,
     N,
@@ -308,6 +323,7 @@ def prefill_kernel(
     pages,
     page_size,
     window,
+    most,
     scale,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -317,6 +333,7 @@ def prefill_kernel(
     BLOCK_R: tl.constexpr,
     ONES: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CHOSEN: tl.constexpr,
     ROPE_SIZE: tl.constexpr,
     PACKED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -328,6 +345,8 @@ def prefill_kernel(
     count = tl.load(tiles_X2 + 2 * tile + 1)
     # A tile of no rows, which fills up a list of fixed length, has no keys either.
     last = tl.load(positions_T + tl.maximum(first + count - 1, 0), mask=count > 0, other=-1)
+    if CHOSEN:
+        last = tl.minimum(last, most - 1)
     row = tl.arange(0, ROWS)
     token = first + row // GROUP
     known = row // GROUP < count
@@ -347,9 +366,9 @@ def prefill_kernel(
         if WINDOWED:
             begin = tl.maximum(start, oldest // BLOCK * BLOCK)
         new_best, new_weight, new_out = attend_split(
-            q, rotated, begin, tl.minimum(start + SPLIT, last + 1), position, page_table_SP + sequence * pages, keys,
-            values, q_THC + token, 0, window, scale, head, N, C, page_size, ROWS, BLOCK, BLOCK_C, ONES, WINDOWED, False,
-            ROPE_SIZE, PACKED, PRECISION, STAGES,
+            q, rotated, begin, tl.minimum(start + SPLIT, last + 1), position, page_table_SP + sequence * pages,
+            chosen_TK + first * most, keys, values, q_THC + token, 0, window, scale, head, N, C, page_size, ROWS, BLOCK,
+            BLOCK_C, ONES, WINDOWED, False, CHOSEN, ROPE_SIZE, PACKED, PRECISION, STAGES,
         )  # fmt: skip
         best, weight, out = combined(best, weight, out, new_best, new_weight, new_out)
     if sinks_H is not None:

@@ -34,18 +34,16 @@ class Rows:
     cached_S: torch.Tensor | None = None  # int32: with trees, how many tokens of each sequence are no draft tokens
     adapters_T: torch.Tensor | None = None  # int32: the number of each row's LoRA adapter, 0 for none
     prompts: Prompts | None = None  # rows that attend to expanded latents, and are in no tile
+    kinds_T: torch.Tensor | None = None  # int32: what a row attends to, as `prompt_rows` says; None: all are in tiles
+    choosing: bool = False  # whether there are rows of prompts that attend to what an indexer chose
+    index_X2: torch.Tensor | None = None  # int32: tiles of all rows, where an indexer has a choice
     # Whether all this was there before the forward began, so that kernels may read it before they wait (`gdc_wait`).
     read_before_wait: bool = True
 
     @property
     def in_latent_space(self) -> bool:
         """Whether any row attends to what is cached as it is."""
-        return self.decode_X2 is not None or self.prefill_X2 is not None
-
-    @property
-    def absorbed_T(self) -> torch.Tensor | None:
-        """Which rows do; None for all of them."""
-        return None if self.prompts is None else self.prompts.absorbed_T
+        return self.decode_X2 is not None or self.prefill_X2 is not None or self.choosing
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 A token of a prompt attends to expanded keys and values, any other to latents. The rule looks at nothing but the
 request: a text depends neither on the batch, nor on how its prompt was cut, nor on whether the request was preempted.
-Only the first LIMIT tokens are expanded, because those of one sequence have to fit into one round.
+Only the first LIMIT tokens are expanded, because those of one sequence have to fit into one round. Where an indexer
+chooses what is attended to, as many are as see no more than it would choose.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 LIMIT = 32768  # rows of a round: 2 GiB of keys and values at 128 heads of 128 + 128
+IN_TILES, CHOOSING = 1, 2  # kinds of rows, beside those that attend to expanded latents
 LEAST = 128  # rows of a round: from so many on the library's matmul does not look at how many there are
 
 
@@ -24,13 +26,12 @@ class Prompts:
     tiles_N4: torch.Tensor  # int32: first row, rows, where its sequence begins in the round, the round
     sequences_X: torch.Tensor  # int32: of all rounds
     positions_X: torch.Tensor  # int32: -1 for a row that is none
-    absorbed_T: torch.Tensor  # int32: whether a row attends to latents instead
     rounds: int
 
 
-def prompt_rows(start: int, new: int, prompt: int) -> int:
+def prompt_rows(start: int, new: int, prompt: int, topk: int = 0) -> int:
     """How many of the next rows of a sequence are expanded, where so many of its tokens are a prompt."""
-    return max(0, min(start + new, prompt, LIMIT) - start)
+    return max(0, min(start + new, prompt, min(topk or LIMIT, LIMIT)) - start)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,225 @@
+"""DSA's choice on the device: light heads score all earlier tokens of a sequence, and each token keeps the best.
+
+A score is a matmul over a key's numbers, whose rectified results are added over heads, in an order that depends on
+nothing but the sizes of the indexer. The topk largest are found by their bits, eight at a time, and of equal ones the
+earliest win: what a token keeps depends on itself and the keys before it alone. Nothing is sorted and nothing waits for
+the host. Scores of so many rows at a time as fit into SCRATCH; what is kept of them is where the tokens lie in the
+cache, in their order.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moesaic.kernels.triton.attention.paged_rows import Rows
+from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
+
+KEYS = 256  # keys of a program that scores
+SCRATCH = 32 << 20  # bytes of scores at a time: the L2 cache holds them until they are looked at
+DIGIT = 8  # bits that are settled by one pass over a row's scores
+
+
+@triton.jit
+def score_kernel(
+    q_THC,
+    weights_TH,
+    keys,
+    positions_T,
+    sequences_T,
+    page_table_SP,
+    tiles_X2,
+    scores_RM,
+    first_row,
+    rows,
+    topk,
+    H,
+    C,
+    pages,
+    page_size,
+    width,
+    scale,
+    KEYS: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Some keys of one sequence, scored by those tokens of a tile that are among the rows."""
+    block = tl.program_id(0)
+    tile = tl.program_id(1)
+    first = tl.load(tiles_X2 + 2 * tile)
+    begin = tl.maximum(first, first_row)
+    end = tl.minimum(first + tl.load(tiles_X2 + 2 * tile + 1), first_row + rows)
+    last = tl.load(positions_T + tl.maximum(end - 1, 0), mask=begin < end, other=-1)
+    sequence = tl.load(sequences_T + tl.maximum(end - 1, 0)).to(tl.int64)
+    key = block * KEYS + tl.arange(0, KEYS)
+    if PDL:  # where tokens stand was known before the forward began
+        gdc_launch_dependents()
+        gdc_wait()
+    if (last >= topk) & (block * KEYS <= last):  # else they keep all there is, or see none of these
+        c = tl.arange(0, BLOCK_C)
+        h = tl.arange(0, BLOCK_H)
+        seen = key <= last
+        page = tl.load(page_table_SP + sequence * pages + key // page_size, mask=seen, other=0).to(tl.int64)
+        at = (page * page_size + key % page_size) * C
+        inside = (h < H)[:, None] & (c < C)[None, :]
+        k = tl.load(keys + at[:, None] + c[None, :], mask=seen[:, None] & (c < C)[None, :], other=0.0)
+        k = k.to(q_THC.dtype.element_ty)
+        for row in tl.range(begin, end, 1, num_stages=STAGES):
+            of = row * H
+            q = tl.load(q_THC + (of + h)[:, None] * C + c[None, :], mask=inside, other=0.0)
+            weight = tl.load(weights_TH + of + h, mask=h < H, other=0.0).to(tl.float32) * scale
+            each = tl.maximum(tl.dot(k, tl.trans(q), input_precision=PRECISION), 0.0)
+            total = tl.sum(each * weight[None, :], 1)
+            tl.store(scores_RM + (row - first_row) * width + key, total, mask=seen)
+
+
+@triton.jit
+def in_order(scores):
+    """Numbers whose order without a sign is that of the floats; both zeros are one."""
+    bits = tl.where(scores == 0.0, 0.0, scores).to(tl.int32, bitcast=True)
+    return (bits ^ tl.where(bits < 0, -1, -2147483648)).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def choose_kernel(
+    scores_RM,
+    positions_T,
+    sequences_T,
+    page_table_SP,
+    chosen_TK,
+    first_row,
+    topk,
+    pages,
+    page_size,
+    width,
+    BLOCK: tl.constexpr,
+    DIGIT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Where the tokens lie in the cache that one token attends to."""
+    token = first_row + tl.program_id(0).to(tl.int64)
+    position = tl.load(positions_T + token)
+    table = page_table_SP + tl.load(sequences_T + token).to(tl.int64) * pages
+    chosen = chosen_TK + token * topk
+    total = position + 1
+    m = tl.arange(0, BLOCK)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    if total <= topk:
+        for base in tl.range(0, total, BLOCK):
+            key = base + m
+            page = tl.load(table + key // page_size, mask=key < total, other=0)
+            tl.store(chosen + key, page * page_size + key % page_size, mask=key < total)
+    else:
+        scores = scores_RM + tl.program_id(0).to(tl.int64) * width
+        BINS: tl.constexpr = 1 << DIGIT
+        bins = tl.arange(0, BINS)
+        least = tl.full([], 0, tl.uint32)  # the smallest number that is kept, from its first bits on
+        wanted = topk  # so many of those that begin with them
+        for step in tl.static_range(32 // DIGIT):
+            shift = 32 - DIGIT * (step + 1)
+            counts = tl.zeros([BINS], tl.int32)
+            for base in tl.range(0, total, BLOCK):
+                key = base + m
+                number = in_order(tl.load(scores + key, mask=key < total, other=0.0))
+                counted = key < total
+                if step > 0:
+                    counted = counted & ((number >> (shift + DIGIT)) == (least >> (shift + DIGIT)))
+                digit = ((number >> shift) & (BINS - 1)).to(tl.int32)
+                counts += tl.histogram(digit, BINS, mask=counted)
+            above = tl.cumsum(counts, 0, reverse=True)  # in this bin and those after it
+            bin = tl.sum((above >= wanted).to(tl.int32), 0) - 1
+            wanted -= tl.sum(tl.where(bins > bin, counts, 0), 0)
+            least = least | (bin.to(tl.uint32) << shift)
+        larger = 0  # so far; and how many as large as the least
+        equal = 0
+        for base in tl.range(0, total, BLOCK):
+            key = base + m
+            number = in_order(tl.load(scores + key, mask=key < total, other=0.0))
+            is_larger = (key < total) & (number > least)
+            is_equal = (key < total) & (number == least)
+            both = is_larger.to(tl.int32) + (is_equal.to(tl.int32) << 16)
+            up_to = tl.cumsum(both, 0)
+            equals = equal + (up_to >> 16)
+            place = larger + (up_to & 0xFFFF) + tl.minimum(equals, wanted) - 1
+            kept = is_larger | (is_equal & (equals <= wanted))
+            page = tl.load(table + key // page_size, mask=kept, other=0)
+            tl.store(chosen + place, page * page_size + key % page_size, mask=kept & (place < topk))
+            sums = tl.sum(both, 0)
+            larger += sums & 0xFFFF
+            equal += sums >> 16
+
+
+def choose(
+    q_THC: torch.Tensor | None, weights_TH: torch.Tensor | None, keys: torch.Tensor, rows: Rows, topk: int
+) -> torch.Tensor:
+    """(T, topk) int32: where in a cache with pages of one token the tokens would lie that each row attends to, in their
+    order, and as many as there are. Without queries every row attends to all there is."""
+    T = len(rows.positions_T)
+    chosen_TK = torch.empty(T, topk, dtype=torch.int32, device=keys.device)
+    overlap = rows.read_before_wait and supports_pdl(keys.device)
+    page_size, pages = keys.shape[1], rows.page_table_SP.shape[1]
+    width = triton.cdiv(rows.max_length, 16) * 16
+    several, scores_RM = T, keys
+    if q_THC is not None:
+        several = min(T, max(16, SCRATCH // (4 * width)))
+        scores_RM = torch.empty(several, width, dtype=torch.float32, device=keys.device)
+    for first in range(0, T, several):
+        count = min(several, T - first)
+        if q_THC is not None and weights_TH is not None and rows.index_X2 is not None:
+            _, H, C = q_THC.shape
+            wide = q_THC.dtype == torch.float32
+            own = 32 if wide else KEYS
+            launch_pdl(
+                score_kernel,
+                (triton.cdiv(rows.max_length, own), len(rows.index_X2)),
+                q_THC,
+                weights_TH,
+                keys,
+                rows.positions_T,
+                rows.sequences_T,
+                rows.page_table_SP,
+                rows.index_X2,
+                scores_RM,
+                first,
+                count,
+                topk,
+                H,
+                C,
+                pages,
+                page_size,
+                width,
+                (H * C) ** -0.5,
+                KEYS=own,
+                BLOCK_H=max(16, triton.next_power_of_2(H)),
+                BLOCK_C=max(16, triton.next_power_of_2(C)),
+                STAGES=1 if wide else 3,
+                PRECISION="ieee" if wide else "tf32",
+                PDL=overlap,
+                num_warps=4 if wide else 8,
+            )
+        few = count <= 64
+        launch_pdl(
+            choose_kernel,
+            (count,),
+            scores_RM,
+            rows.positions_T,
+            rows.sequences_T,
+            rows.page_table_SP,
+            chosen_TK,
+            first,
+            topk,
+            pages,
+            page_size,
+            width,
+            BLOCK=min(triton.next_power_of_2(rows.max_length), 8192 if few else 2048),
+            DIGIT=DIGIT,
+            PDL=overlap,
+            num_warps=16 if few else 4,
+        )
+    return chosen_TK
