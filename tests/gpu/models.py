@@ -38,6 +38,20 @@ CONFIGS = {
             "qwen2_moe", VOCAB, hidden=256, ffn=384, layers=2, heads=(4, 2), num_experts=8, num_experts_per_tok=2,
             moe_intermediate_size=128, shared_expert_intermediate_size=192, mlp_only_layers=[0], **SAME,
         ),
+        small_config(
+            "glm_moe_dsa", VOCAB, hidden=512, ffn=640, layers=3, heads=(16, 16),
+            q_lora_rank=192, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+            mlp_layer_types=["dense", "sparse", "sparse"], moe_intermediate_size=256, n_routed_experts=32,
+            num_experts_per_tok=4, n_shared_experts=1, n_group=1, topk_group=1,
+            index_n_heads=32, index_head_dim=128, index_topk=64, indexer_types=["full", "shared", "full"], **SAME,
+        ),
+        small_config(  # with so many heads that two programs share a token's values
+            "deepseek_v32", VOCAB, hidden=256, ffn=384, layers=2, heads=(64, 64), first_k_dense_replace=1,
+            q_lora_rank=192, kv_lora_rank=512, qk_nope_head_dim=64, qk_rope_head_dim=64, v_head_dim=64,
+            moe_intermediate_size=128, n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1,
+            n_group=1, topk_group=1, index_n_heads=64, index_head_dim=128, index_topk=100,
+            num_nextn_predict_layers=0, **SAME,
+        ),
     )
 }  # fmt: skip
 

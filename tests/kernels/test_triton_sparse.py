@@ -13,14 +13,12 @@ from moesaic.kernels.token_selection import best_tokens
 from moesaic.kernels.triton.attention import choose as choosing
 from moesaic.kernels.triton.attention.choose import choose
 from moesaic.kernels.triton.attention.paged_rows import Rows
-from moesaic.serve.core.drafters.router import DraftRouter
-from moesaic.serve.core.drafters.suffix import Suffix
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.gpu.overlap import OverlapLoop, step_weights
 from tests.kernels import interpreter
 from tests.random_models import small_config
-from tests.serve.tiny import VOCABULARY, loaded, page_bytes
+from tests.serve.tiny import VOCABULARY, loaded
 
 interpreter.require()
 
