@@ -79,7 +79,7 @@ def test_the_choice_is_that_of_the_reference(monkeypatch, scratch):
     tiles = [(at, min(8, span.stop - at)) for span in spans for at in range(span.start, span.stop, 8)]
     given = (positions_T.int(), sequences_T.int(), table_SP.int())
     rows = Rows(*given, 64, None, index_X2=torch.tensor(tiles, dtype=torch.int32))
-    chosen_TK = choose(q, weights, keys, rows, topk)
+    chosen_TK = choose(q, weights, keys, rows, topk).slots_TK
     for span in spans:
         wanted_TK = best_tokens(q[span], k[span], weights[span] * H**-0.5, positions_T[span], topk)
         for found_K, wanted_K in zip(chosen_TK[span].tolist(), wanted_TK.tolist(), strict=True):
@@ -91,7 +91,7 @@ def test_answers_are_those_of_plain_passes(model):
     """Prompts in pieces and at once, shorter than what is chosen and longer, side by side and read before."""
     assert outside(step_weights(model)) is None
     plain = Engine(model, page_size=4)
-    asked = prompts(3, 11, 21)
+    asked = prompts(3, 11, 27)
     wanted = plain.generate(asked, max_tokens=6, temperature=0.0)
     for tokens in (8, 64):
         queued = queued_engine(model, policy=Chunked(tokens=tokens))

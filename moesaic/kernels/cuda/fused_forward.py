@@ -29,7 +29,7 @@ from moesaic.kernels.layer_weights import (
 )
 from moesaic.kernels.triton import gated
 from moesaic.kernels.triton.attention import expanded, latent
-from moesaic.kernels.triton.attention.choose import choose
+from moesaic.kernels.triton.attention.choose import Chosen, choose
 from moesaic.kernels.triton.attention.chosen_prompts import attend_chosen
 from moesaic.kernels.triton.attention.index_rows import index_rows
 from moesaic.kernels.triton.attention.paged import attend, latent_tile
@@ -213,12 +213,12 @@ class FusedForward:
         return linear(hidden_RD, self.weights.output)
 
     def __call__(self, x_TD: Tensor, rows: Rows, routes_LTK: Tensor) -> Tensor:
-        more_TD = also_TD = chosen_TK = None
+        more_TD = also_TD = chosen = None
         mixtures = iter(zip(routes_LTK, self.counts, strict=True))
         for layer, cache in zip(self.weights.layers, self.caches):
             x_TD, h_TD = self.normed(x_TD, more_TD, also_TD, layer.attention_norm)
             if isinstance(layer.attention, LatentWeights):
-                more_TD, chosen_TK = self.latent(layer.attention, h_TD, rows, cache, chosen_TK)
+                more_TD, chosen = self.latent(layer.attention, h_TD, rows, cache, chosen)
             else:
                 more_TD = self.grouped_query(layer.attention, h_TD, rows, cache)
             more_TD = self.post_norm(more_TD, None, layer.attention_post_norm)
@@ -267,8 +267,8 @@ class FusedForward:
         return self.linear(out_THC.flatten(1), part.out, rows)
 
     def latent(
-        self, part: LatentWeights, h_TD: Tensor, rows: Rows, cache: KVCache, chosen_TK: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+        self, part: LatentWeights, h_TD: Tensor, rows: Rows, cache: KVCache, chosen: Chosen | None
+    ) -> tuple[Tensor, Chosen | None]:
         """In latent space for prefill too, unless latents are expanded for the whole of a prompt: a token's bits do not
         depend on how its prompt was chunked. With what an indexer chose, this layer's or the last one's that has one.
         """
@@ -278,7 +278,7 @@ class FusedForward:
             query_TQ = rms_norm(self.linear(h_TD, part.q_down, rows), part.q_norm.weight, part.q_norm.eps)
         q_THC = self.linear(query_TQ, part.q_up, rows).unflatten(1, (part.heads, part.plain_size + part.rope_size))
         if part.indexer is not None:
-            chosen_TK = self.choose(part.indexer, h_TD, query_TQ, rows, cache["index"])
+            chosen = self.choose(part.indexer, h_TD, query_TQ, rows, cache["index"])
         kv_TX = self.linear(h_TD, part.kv_down, rows)
         up_HXK = part.kv_up.weight.unflatten(0, (part.heads, -1))
         keys_HPK, values_HVK = up_HXK.split([part.plain_size, part.value_size], dim=1)
@@ -287,16 +287,16 @@ class FusedForward:
         )
         out_THV = h_TD.new_empty(len(h_TD), part.heads, part.value_size)
         if rows.in_latent_space:
-            own_TK = chosen_TK if part.sparse else None
+            own_TK = chosen.slots_TK if chosen is not None else None
             out_THK = attend(q_THX, latents, latents, rows, part.scale, rope_size=part.rope_size, chosen_TK=own_TK)
             if rows.choosing and own_TK is not None:
                 attend_chosen(q_THX, latents, own_TK, rows, part.scale, part.rope_size, out_THK)
             latent.matmul_by_head(out_THK, values_HVK, out_THV, rows.kinds_T)
         if rows.prompts is not None:
-            self.expanded(part, q_THC, q_THX, rows, rows.prompts, latents, out_THV)
-        return self.linear(out_THV.flatten(1), part.out, rows), chosen_TK
+            self.expanded(part, q_THC, q_THX, rows, rows.prompts, latents, out_THV, chosen)
+        return self.linear(out_THV.flatten(1), part.out, rows), chosen
 
-    def choose(self, part: IndexerWeights, h_TD: Tensor, query_TQ: Tensor, rows: Rows, keys: Tensor) -> Tensor:
+    def choose(self, part: IndexerWeights, h_TD: Tensor, query_TQ: Tensor, rows: Rows, keys: Tensor) -> Chosen:
         """Where in the cache lies what each row attends to; the tokens' index keys are written there first."""
         rope = replace(self.rope, interleaved=part.interleaved)
         scored = rows.index_X2 is not None
@@ -315,8 +315,10 @@ class FusedForward:
         prompts: Prompts,
         latents: Tensor,
         out_THV: Tensor,
+        chosen: Chosen | None,
     ) -> None:
         """The rows of prompts, with every head's own keys and values."""
+        bits_TW, topk = (None, 0) if chosen is None else (chosen.bits_TW, chosen.slots_TK.shape[1])
         rank, rounds = len(part.kv_norm.weight), prompts.rounds
         chunks = zip(prompts.sequences_X.chunk(rounds), prompts.positions_X.chunk(rounds), strict=True)
         for number, (sequences_X, positions_X) in enumerate(chunks):
@@ -325,7 +327,17 @@ class FusedForward:
             )
             kv_XE = linear(latent_XK, part.kv_up.weight, part.kv_up.bias)
             expanded.attend_expanded(
-                q_THC, q_THX, kv_XE, key_XR, rows.positions_T, prompts.tiles_N4, out_THV, part.scale, number
+                q_THC,
+                q_THX,
+                kv_XE,
+                key_XR,
+                rows.positions_T,
+                prompts.tiles_N4,
+                out_THV,
+                part.scale,
+                number,
+                bits_TW,
+                topk,
             )
 
     def mixture(

@@ -8,12 +8,15 @@ cache, in their order.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moesaic.kernels.triton.attention.paged_rows import Rows
+from moesaic.kernels.triton.attention.prompt_rows import MASKED
 from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 
 KEYS = 256  # keys of a program that scores
@@ -90,23 +93,29 @@ def choose_kernel(
     positions_T,
     sequences_T,
     page_table_SP,
+    kinds_T,
     chosen_TK,
+    bits_TW,
     first_row,
     topk,
     pages,
     page_size,
     width,
+    words,
     BLOCK: tl.constexpr,
     DIGIT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Where the tokens lie in the cache that one token attends to."""
+    """Where the tokens lie in the cache that one token attends to; or a bit for each token, whether it does."""
     token = first_row + tl.program_id(0).to(tl.int64)
     position = tl.load(positions_T + token)
     table = page_table_SP + tl.load(sequences_T + token).to(tl.int64) * pages
     chosen = chosen_TK + token * topk
     total = position + 1
     m = tl.arange(0, BLOCK)
+    as_bits = False
+    if kinds_T is not None:
+        as_bits = tl.load(kinds_T + token) == 0
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -148,20 +157,37 @@ def choose_kernel(
             equals = equal + (up_to >> 16)
             place = larger + (up_to & 0xFFFF) + tl.minimum(equals, wanted) - 1
             kept = is_larger | (is_equal & (equals <= wanted))
-            page = tl.load(table + key // page_size, mask=kept, other=0)
-            tl.store(chosen + place, page * page_size + key % page_size, mask=kept & (place < topk))
+            if as_bits:
+                each = tl.reshape(kept.to(tl.int32), [BLOCK // 32, 32]) << tl.arange(0, 32)[None, :]
+                word = base // 32 + tl.arange(0, BLOCK // 32)
+                tl.store(bits_TW + token * words + word, tl.sum(each, 1), mask=word < words)
+            else:
+                page = tl.load(table + key // page_size, mask=kept, other=0)
+                tl.store(chosen + place, page * page_size + key % page_size, mask=kept & (place < topk))
             sums = tl.sum(both, 0)
             larger += sums & 0xFFFF
             equal += sums >> 16
 
 
+class Chosen(NamedTuple):
+    """`slots_TK` says where in a cache with pages of one token the tokens would lie that each row attends to, in their
+    order, and as many as there are: no more than K. Rows that attend to expanded latents have bits instead, one for
+    each token; what they see without a choice, they all attend to."""
+
+    slots_TK: torch.Tensor  # int32
+    bits_TW: torch.Tensor | None  # int32
+
+
 def choose(
     q_THC: torch.Tensor | None, weights_TH: torch.Tensor | None, keys: torch.Tensor, rows: Rows, topk: int
-) -> torch.Tensor:
-    """(T, topk) int32: where in a cache with pages of one token the tokens would lie that each row attends to, in their
-    order, and as many as there are. Without queries every row attends to all there is."""
+) -> Chosen:
+    """Without queries every row attends to all there is."""
     T = len(rows.positions_T)
-    chosen_TK = torch.empty(T, topk, dtype=torch.int32, device=keys.device)
+    slots_TK = torch.empty(T, topk, dtype=torch.int32, device=keys.device)
+    bits_TW = None
+    if q_THC is not None and rows.prompts is not None:
+        words = triton.cdiv(min(rows.max_length, MASKED * topk), 32)
+        bits_TW = torch.empty(T, words, dtype=torch.int32, device=keys.device)
     overlap = rows.read_before_wait and supports_pdl(keys.device)
     page_size, pages = keys.shape[1], rows.page_table_SP.shape[1]
     width = triton.cdiv(rows.max_length, 16) * 16
@@ -211,15 +237,18 @@ def choose(
             rows.positions_T,
             rows.sequences_T,
             rows.page_table_SP,
-            chosen_TK,
+            None if bits_TW is None else rows.kinds_T,
+            slots_TK,
+            bits_TW,
             first,
             topk,
             pages,
             page_size,
             width,
-            BLOCK=min(triton.next_power_of_2(rows.max_length), 8192 if few else 2048),
+            0 if bits_TW is None else bits_TW.shape[1],
+            BLOCK=max(32, min(triton.next_power_of_2(rows.max_length), 8192 if few else 2048)),
             DIGIT=DIGIT,
             PDL=overlap,
             num_warps=16 if few else 4,
         )
-    return chosen_TK
+    return Chosen(slots_TK, bits_TW)

@@ -92,15 +92,19 @@ def attend_block(
     R,
     V,
     row_stride,
+    bits,
+    topk,
     BLOCK: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_V: tl.constexpr,
     MASKED: tl.constexpr,
+    CHOSEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The next block of keys. Whether it is MASKED depends on how a prompt was cut, so products and sums are spelled
-    out: no compiler may join them one way with a mask and another way without."""
+    """The next block of keys; where they are CHOSEN, those whose bits are set. Whether it is MASKED depends on how a
+    prompt was cut, so products and sums are spelled out: no compiler may join them one way with a mask and another way
+    without."""
     key = base + tl.arange(0, BLOCK)
     p = tl.arange(0, BLOCK_P)
     r = tl.arange(0, BLOCK_R)
@@ -113,6 +117,13 @@ def attend_block(
         key_XR + key[:, None].to(tl.int64) * R + r[None, :], mask=inside[:, None] & (r[None, :] < R), other=0.0
     )
     scores = tl.dot(rotated, tl.trans(shared), scores, input_precision=PRECISION)
+    if CHOSEN:  # a row's bits of 32 keys are a word
+        choosing = position >= topk
+        word = tl.load(bits + base // 32, mask=choosing, other=-1)[:, None]
+        if BLOCK > 32:
+            second = tl.load(bits + base // 32 + 1, mask=choosing, other=-1)[:, None]
+            word = tl.where((key - base)[None, :] < 32, word, second)
+        scores = tl.where(((word >> (key % 32)[None, :]) & 1) != 0, scores, float("-inf"))
     if MASKED:
         scores = tl.where((key[None, :] <= position[:, None]) & inside[None, :], scores, float("-inf"))
     new = tl.maximum(best, tl.max(scores, 1) * scale)
@@ -133,6 +144,7 @@ def expanded_kernel(
     positions_T,
     tiles_N4,
     out_THV,
+    bits_TW,
     round,
     scale,
     tiles,
@@ -141,11 +153,14 @@ def expanded_kernel(
     R,
     V,
     rank,
+    words,
+    topk,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    CHOSEN: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -177,16 +192,19 @@ def expanded_kernel(
         best = tl.full([TILE], NOTHING, tl.float32)
         weight = tl.zeros([TILE], tl.float32)
         out = tl.zeros([TILE, BLOCK_V], tl.float32)
+        bits = bits_TW + token * words
         whole = (oldest + 1) // BLOCK * BLOCK  # up to here every row sees every key
+        if CHOSEN:
+            whole = tl.where(last < topk, whole, 0)
         for base in tl.range(0, whole, BLOCK, num_stages=STAGES):
             best, weight, out = attend_block(
-                best, weight, out, q, rotated, base, last + 1, position, kv, key, scale, P, R, V, row_stride, BLOCK,
-                BLOCK_P, BLOCK_R, BLOCK_V, False, PRECISION,
+                best, weight, out, q, rotated, base, last + 1, position, kv, key, scale, P, R, V, row_stride, bits,
+                topk, BLOCK, BLOCK_P, BLOCK_R, BLOCK_V, False, False, PRECISION,
             )  # fmt: skip
         for base in tl.range(whole, last + 1, BLOCK, num_stages=STAGES):
             best, weight, out = attend_block(
-                best, weight, out, q, rotated, base, last + 1, position, kv, key, scale, P, R, V, row_stride, BLOCK,
-                BLOCK_P, BLOCK_R, BLOCK_V, True, PRECISION,
+                best, weight, out, q, rotated, base, last + 1, position, kv, key, scale, P, R, V, row_stride, bits,
+                topk, BLOCK, BLOCK_P, BLOCK_R, BLOCK_V, True, CHOSEN, PRECISION,
             )  # fmt: skip
         out = out / weight[:, None]
         tl.store(
@@ -210,12 +228,15 @@ def attend_expanded(
     out_THV: torch.Tensor,
     scale: float,
     round: int = 0,
+    bits_TW: torch.Tensor | None = None,
+    topk: int = 0,
     block: int = BLOCK,
     stages: int = 3,
     warps: int = 8,
 ) -> None:
     """Write the rows of all tiles of a round. `q_THC` has queries whose first part is as it is, `q_THX` their rotated
-    part at its end; `kv_XE` is each head's key and value of the expanded rows, `key_XR` the rest of their key."""
+    part at its end; `kv_XE` is each head's key and value of the expanded rows, `key_XR` the rest of their key. A token
+    that sees more than `topk` attends to those whose bits of `bits_TW` are set."""
     (_, H, C), R, V = q_THC.shape, key_XR.shape[1], out_THV.shape[2]
     wide = q_THC.dtype == torch.float32
     assert kv_XE.is_contiguous() and q_THC.is_contiguous() and q_THX.is_contiguous()
@@ -227,6 +248,7 @@ def attend_expanded(
         positions_T,
         tiles_N4,
         out_THV,
+        positions_T if bits_TW is None else bits_TW,
         round,
         scale * 1.4426950408889634,  # weights are powers of two
         len(tiles_N4),
@@ -235,11 +257,14 @@ def attend_expanded(
         R,
         V,
         q_THX.shape[2] - R,
+        0 if bits_TW is None else bits_TW.shape[1],
+        topk,
         TILE=tile_rows(wide),
         BLOCK=32 if wide else block,
         BLOCK_P=max(16, triton.next_power_of_2(C - R)),
         BLOCK_R=max(16, triton.next_power_of_2(R)),
         BLOCK_V=max(16, triton.next_power_of_2(V)),
+        CHOSEN=bits_TW is not None,
         PRECISION="ieee" if wide else "tf32",
         STAGES=1 if wide else stages,
         num_warps=4 if wide else warps,

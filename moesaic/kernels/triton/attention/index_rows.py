@@ -1,5 +1,5 @@
 """What DSA's indexer (DeepSeek-V3.2, GLM-5) keeps of a token and asks with: its key in the paged cache, normed and
-rotated, and the queries of its light heads, rotated. Halves of what is rotated stand where `reference.rotate` puts them.
+rotated, and the queries of its light heads, rotated. Halves of what is rotated stand where `reference.rotate` has them.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs

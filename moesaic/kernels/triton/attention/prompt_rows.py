@@ -3,7 +3,8 @@
 A token of a prompt attends to expanded keys and values, any other to latents. The rule looks at nothing but the
 request: a text depends neither on the batch, nor on how its prompt was cut, nor on whether the request was preempted.
 Only the first LIMIT tokens are expanded, because those of one sequence have to fit into one round. Where an indexer
-chooses what is attended to, as many are as see no more than it would choose.
+chooses topk tokens to attend to, the first MASKED * topk are: so far it is cheaper to look at all, most of them under a
+mask, than to gather latents for each.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 LIMIT = 32768  # rows of a round: 2 GiB of keys and values at 128 heads of 128 + 128
+MASKED = 4
 IN_TILES, CHOOSING = 1, 2  # kinds of rows, beside those that attend to expanded latents
 LEAST = 128  # rows of a round: from so many on the library's matmul does not look at how many there are
 
@@ -31,7 +33,8 @@ class Prompts:
 
 def prompt_rows(start: int, new: int, prompt: int, topk: int = 0) -> int:
     """How many of the next rows of a sequence are expanded, where so many of its tokens are a prompt."""
-    return max(0, min(start + new, prompt, min(topk or LIMIT, LIMIT)) - start)
+    limit = min(MASKED * topk, LIMIT) if topk else LIMIT
+    return max(0, min(start + new, prompt, limit) - start)
 
 
 @dataclass(frozen=True)
