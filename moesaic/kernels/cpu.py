@@ -19,6 +19,7 @@ from moesaic.kernels.reference import activate as activate
 from moesaic.kernels.reference import combine as combine
 from moesaic.kernels.reference import dispatch as dispatch
 from moesaic.kernels.reference import embed as embed
+from moesaic.kernels.reference import index_rows as index_rows
 from moesaic.kernels.reference import layer_norm as layer_norm
 from moesaic.kernels.reference import mask_for_sdpa
 from moesaic.kernels.reference import rotate as rotate

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from moesaic.kernels.layer_weights import EncoderLayerWeights, ExpertWeights, LayerWeights, RouteRules
+from moesaic.kernels.layer_weights import EncoderLayerWeights, ExpertWeights, LayerWeights, NormWeights, RouteRules
 
 Mode = Literal["fast", "reference", "invariant"]
 # One layer's: keys and values, or latents, each (pages, page size, ...); or what it keeps of sequences (places, ...).
@@ -261,6 +261,11 @@ class Kernels(Protocol):
 
     def delta_rule(self, call: DeltaCall) -> Tensor:
         """In place of attention: what each head reads from its state (T, H, value size), in float32 until then."""
+
+    def index_rows(
+        self, q_THC: Tensor | None, k_TC: Tensor, norm: NormWeights, rope: RopeAngles
+    ) -> tuple[Tensor | None, Tensor]:
+        """Of DSA's indexer: queries rotated, where there are some, and keys normed and rotated."""
 
     def select_tokens(
         self, q_THC: Tensor, k_TC: Tensor, weights_TH: Tensor, layout: Batch, cache: KVCache | None, topk: int

@@ -24,7 +24,7 @@ from moesaic.kernels.interface import (
     Routes,
 )
 from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
-from moesaic.kernels.layer_weights import ExpertWeights, RouteRules
+from moesaic.kernels.layer_weights import ExpertWeights, NormWeights, RouteRules
 from moesaic.kernels.token_selection import select_tokens as select_tokens
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -69,6 +69,11 @@ def rotate(x_THC: Tensor, rope: RopeAngles) -> Tensor:
     a, b = (rotated[..., 0::2], rotated[..., 1::2]) if rope.interleaved else rotated.chunk(2, dim=-1)
     cos, sin = rope.cos_TR[:, None].to(x_THC.dtype), rope.sin_TR[:, None].to(x_THC.dtype)
     return torch.cat([a * cos - b * sin, b * cos + a * sin, plain], dim=-1)
+
+
+def index_rows(q_THC: Tensor | None, k_TC: Tensor, norm: NormWeights, rope: RopeAngles) -> tuple[Tensor | None, Tensor]:
+    k_TC = F.layer_norm(k_TC, norm.weight.shape, norm.weight, norm.bias, norm.eps)
+    return None if q_THC is None else rotate(q_THC, rope), rotate(k_TC.unsqueeze(1), rope).squeeze(1)
 
 
 def qk_norm_rope(

@@ -236,14 +236,14 @@ class LightningIndexer(nn.Module):
         assert layout.trees is None, "a selection would count the other branches of a tree"
         with torch.set_grad_enabled(teach is not None and torch.is_grad_enabled()):
             x_TD, query_TQ = x_TD.detach(), query_TQ.detach()
-            k_TC = self.key_norm(self.keys(x_TD, ops))
-            k_TC = ops.rotate(k_TC.unsqueeze(1), rope).squeeze(1)
+            scores = teach is not None or any(span.total > self.topk for span in layout.spans)
+            q_THC = self.queries(query_TQ, ops).unflatten(-1, (self.heads, self.size)) if scores else None
+            norm = NormWeights(self.key_norm.weight, self.key_norm.eps, self.key_norm.bias)
+            q_THC, k_TC = ops.index_rows(q_THC, self.keys(x_TD, ops), norm, rope)
             if cache is not None:
                 layout.write(cache["index"], k_TC)
-            if teach is None and all(span.total <= self.topk for span in layout.spans):
+            if q_THC is None:
                 return [None] * len(layout.spans)
-            q_THC = self.queries(query_TQ, ops).unflatten(-1, (self.heads, self.size))
-            q_THC = ops.rotate(q_THC, rope)
             weights_TH = self.head_weights(x_TD, ops).float() * self.heads**-0.5
             if teach is not None:
                 rows = layout.per_sequence(q_THC, k_TC, weights_TH)

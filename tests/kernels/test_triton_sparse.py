@@ -8,11 +8,15 @@ import torch
 
 pytest.importorskip("triton")
 
+from moesaic.kernels import reference
+from moesaic.kernels.cuda import invariant as cuda_invariant
 from moesaic.kernels.cuda.fused_forward import outside
 from moesaic.kernels.token_selection import best_tokens
 from moesaic.kernels.triton.attention import choose as choosing
 from moesaic.kernels.triton.attention.choose import choose
 from moesaic.kernels.triton.attention.paged_rows import Rows
+from moesaic.kernels.triton.sample import logprobs_of
+from moesaic.model.layout import Layout
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.gpu.overlap import OverlapLoop, step_weights
@@ -88,16 +92,43 @@ def test_the_choice_is_that_of_the_reference(monkeypatch, scratch):
 
 
 def test_answers_are_those_of_plain_passes(model):
-    """Prompts in pieces and at once, shorter than what is chosen and longer, side by side and read before."""
+    """Prompts in pieces, no longer than what is chosen, under a mask and gathered, beside others and read before."""
     assert outside(step_weights(model)) is None
     plain = Engine(model, page_size=4)
-    asked = prompts(3, 11, 27)
-    wanted = plain.generate(asked, max_tokens=6, temperature=0.0)
-    for tokens in (8, 64):
-        queued = queued_engine(model, policy=Chunked(tokens=tokens))
-        same(queued.generate(asked, max_tokens=6, temperature=0.0), wanted)
-        shapes = set(queued.runner.steps.graphs)
-        assert any(shape.choosing for shape in shapes) and any(shape.index_tiles == 0 for shape in shapes)
-        (again,) = queued.generate(asked[2:], max_tokens=6, temperature=0.0)
-        assert again.cached_tokens >= 16
-        same([again], wanted[2:])
+    asked = prompts(3, 27)
+    wanted = plain.generate(asked, max_tokens=3, temperature=0.0)
+    queued = queued_engine(model, policy=Chunked(tokens=12))
+    same(queued.generate(asked, max_tokens=3, temperature=0.0), wanted)
+    shapes = set(queued.runner.steps.graphs)
+    assert any(shape.choosing for shape in shapes) and any(shape.rounds and shape.index_tiles for shape in shapes)
+    assert any(shape.decode_only for shape in shapes)
+    (again,) = queued.generate(asked[1:], max_tokens=3, temperature=0.0)
+    assert again.cached_tokens >= 24
+    same([again], wanted[1:])
+
+
+def test_the_trainer_finds_the_bits_that_were_recorded():
+    """In invariant mode, in which prompts are read as completions are written; gradients are those of plain kernels."""
+    model = sparse_model("deepseek_v32", topk=4)
+    model.mode = "invariant"
+    queued = queued_engine(model, policy=Chunked(tokens=8))
+    asked = prompts(11, 3)
+    params = {"max_tokens": 3, "temperature": 0.7, "record_draws": True, "ignore_eos": True}
+    answers = queued.generate(asked, **params, seed=3)
+    assert not queued.runner.steps.tiling.prompt_rows and not queued.page_pool.prompts_only
+    whole = [prompt + answer.tokens for prompt, answer in zip(asked, answers, strict=True)]
+    tokens_T, layout = torch.tensor([token for tokens in whole for token in tokens]), Layout([14, 6])
+    with torch.enable_grad():
+        hidden_TD = model(tokens_T, layout, ops=cuda_invariant)
+        hidden_TD.square().sum().backward()
+        found = {
+            name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+        }
+        model.zero_grad()
+        model(tokens_T, layout, ops=reference).square().sum().backward()
+    logits_TV = cuda_invariant.linear(hidden_TD.detach(), model.output.detach())
+    found_T = logprobs_of(logits_TV, tokens_T.roll(-1), 0.7)
+    for first, answer in zip((10, 14 + 2), answers, strict=True):
+        assert found_T[first : first + 3].tolist() == [entry.drawn for entry in answer.logprobs]
+    for name, each in named:
+        torch.testing.assert_close(found[name], each.grad, rtol=1e-3, atol=1e-3)

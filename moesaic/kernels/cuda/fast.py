@@ -16,10 +16,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from moesaic.kernels import reference
 from moesaic.kernels.biased_attention import attend_biased
 from moesaic.kernels.cross_entropy import linear_cross_entropy as linear_cross_entropy
-from moesaic.kernels.cuda.layout_rows import rows_of
+from moesaic.kernels.cuda.layout_rows import flat_rows, indexed, rows_of
 from moesaic.kernels.delta_rule import delta_rule_in_chunks
 from moesaic.kernels.exact_forward import exact_matmul, needs_grad
-from moesaic.kernels.interface import AttentionCall, LatentCall, Mask, QKNorm, RopeAngles, Routes
+from moesaic.kernels.interface import AttentionCall, KVCache, LatentCall, Mask, QKNorm, RopeAngles, Routes
 from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
 from moesaic.kernels.layer_weights import ExpertWeights, NormWeights, RouteRules
 from moesaic.kernels.reference import activate as activate
@@ -33,12 +33,13 @@ from moesaic.kernels.reference import mask_for_sdpa
 from moesaic.kernels.reference import rotate as rotate
 from moesaic.kernels.reference import run_encoder as run_encoder
 from moesaic.kernels.reference import run_layers as run_layers
-from moesaic.kernels.reference import select_tokens as select_tokens
 from moesaic.kernels.triton import linear as invariant
 from moesaic.kernels.triton import norm as norms
+from moesaic.kernels.triton.attention import index_rows as indexing
 from moesaic.kernels.triton.attention import latent as absorbing
 from moesaic.kernels.triton.attention import paged
 from moesaic.kernels.triton.attention import qk_norm_rope as fused
+from moesaic.kernels.triton.attention.choose import choose
 from moesaic.kernels.triton.attention.paged_rows import Rows, prefill_tile
 from moesaic.kernels.triton.attention.qk_norm_rope_cache import qk_norm_rope_into_cache
 from moesaic.kernels.triton.experts import gate, router
@@ -236,6 +237,46 @@ class VarlenAttention(torch.autograd.Function):
         return d_q, d_k, d_v, d_sinks, None, None, None, None, None
 
 
+def index_rows(q_THC: Tensor | None, k_TC: Tensor, norm: NormWeights, rope: RopeAngles) -> tuple[Tensor | None, Tensor]:
+    if not len(k_TC) or needs_grad(q_THC, k_TC, norm.weight, norm.bias):
+        return reference.index_rows(q_THC, k_TC, norm, rope)
+    # As above: a cache that is all one page.
+    row_T = torch.arange(len(k_TC), dtype=torch.int32, device=k_TC.device)
+    page_11 = torch.zeros(1, 1, dtype=torch.int32, device=k_TC.device)
+    rows = Rows(row_T, torch.zeros_like(row_T), page_11, len(k_TC), None, read_before_wait=False)
+    table = RopeAngles(rope.cos_TR.contiguous(), rope.sin_TR.contiguous(), rope.interleaved)
+    keys = k_TC.new_empty(1, *k_TC.shape)
+    q_TX = None if q_THC is None else q_THC.flatten(1).contiguous()
+    return indexing.index_rows(q_TX, k_TC.contiguous(), norm, table, row_T, rows, keys), keys[0]
+
+
+@eager
+def select_tokens(
+    q_THC: Tensor, k_TC: Tensor, weights_TH: Tensor, layout: Any, cache: KVCache | None, topk: int
+) -> list[Tensor | None]:
+    if not len(q_THC) or needs_grad(q_THC, k_TC, weights_TH):
+        return reference.select_tokens(q_THC, k_TC, weights_TH, layout, cache, topk)
+    rows = indexed(flat_rows(layout, 1, 1) if cache is None else rows_of(layout, 1, 1), layout)
+    keys = k_TC.contiguous().unsqueeze(1) if cache is None else cache["index"]
+    chosen_TK = choose(q_THC.contiguous(), weights_TH.contiguous(), keys, rows, topk, 1.0, places=True).slots_TK
+    known_TK = torch.arange(topk, device=chosen_TK.device) <= rows.positions_T[:, None]
+    chosen_TK = torch.where(known_TK, chosen_TK, -1)
+    return [chosen_TK[span.start : span.stop] if span.total > topk and span.new else None for span in layout.spans]
+
+
+def slots_of(selected: list[Tensor | None], layout: Any, rows: Rows, page_size: int) -> Tensor:
+    """Where in a cache what is attended to lies: for each row as many as there are, no more than (T, K)."""
+    width = max([span.total for span in layout.spans if selected[span.number] is None], default=0)
+    width = max([width, *(one.shape[1] for one in selected if one is not None)])
+    places_TK = torch.arange(width, device=layout.device).expand(layout.tokens, -1).clone()
+    for span in layout.spans:
+        if (chosen_TK := selected[span.number]) is not None:
+            places_TK[span.start : span.stop, : chosen_TK.shape[1]] = chosen_TK.clamp(min=0)
+    pages_TP = rows.page_table_SP[rows.sequences_T.long()].long()
+    page_TK = pages_TP.gather(1, (places_TK // page_size).clamp(max=pages_TP.shape[1] - 1))
+    return (page_TK * page_size + places_TK % page_size).int()
+
+
 def attend_latent(call: LatentCall) -> Tensor:
     """Without expanding what is cached, where every token looks at all before it."""
     if (out_THV := eager_attend_latent(call)) is not None:
@@ -245,7 +286,7 @@ def attend_latent(call: LatentCall) -> Tensor:
 
 def in_latent_space(call: LatentCall) -> bool:
     """Whether the kernels take a call: it says nothing of trees, gradients and the cache."""
-    return call.selected is None and isinstance(call.up, Tensor) and bool(len(call.q_THC))
+    return isinstance(call.up, Tensor) and bool(len(call.q_THC))
 
 
 @eager
@@ -255,13 +296,15 @@ def eager_attend_latent(call: LatentCall) -> Tensor | None:
         return None
     if needs_grad(call.q_THC, call.kv_TX, call.norm_K, call.up):
         return None
-    rows = rows_of(layout, *latent_tokens(call.q_THC))
+    rows = rows_of(layout, *latent_tokens(call))
     return absorbed(call, call.q_THC, call.kv_TX, call.norm_K, call.up, rows, cache["latent"])
 
 
-def latent_tokens(q_THC: Tensor) -> tuple[int, int]:
+def latent_tokens(call: LatentCall) -> tuple[int, int]:
     """Tokens that attend together in prefill, and in decode."""
-    return paged.latent_tile(q_THC.shape[1], q_THC.dtype == torch.float32)[1], 1
+    if call.selected is not None:  # each to its own
+        return 1, 1
+    return paged.latent_tile(call.q_THC.shape[1], call.q_THC.dtype == torch.float32)[1], 1
 
 
 def absorbed(
@@ -277,5 +320,8 @@ def absorbed(
         q_THC.contiguous(), kv_TX.contiguous(), keys_HPK, norm, table, row_T, rows, latents
     )
     rope_size = kv_TX.shape[1] - len(norm_K)
-    out_THK = paged.attend(q_THX, latents, latents, rows, call.attention.scale, rope_size=rope_size)
+    chosen_TK = None
+    if call.selected is not None:
+        chosen_TK = slots_of(call.selected, call.attention.layout, rows, latents.shape[1])
+    out_THK = paged.attend(q_THX, latents, latents, rows, call.attention.scale, None, rope_size, chosen_TK)
     return absorbing.matmul_by_head(out_THK, values_HVK, q_THC.new_empty(*q_THC.shape[:2], values_HVK.shape[1]))

@@ -22,6 +22,7 @@ from moesaic.kernels.cuda.fast import dispatch as dispatch
 from moesaic.kernels.cuda.fast import embed as embed
 from moesaic.kernels.cuda.fast import experts as experts
 from moesaic.kernels.cuda.fast import gated as gated
+from moesaic.kernels.cuda.fast import index_rows as index_rows
 from moesaic.kernels.cuda.fast import layer_norm as layer_norm
 from moesaic.kernels.cuda.fast import rotate as rotate
 from moesaic.kernels.cuda.fast import run_encoder as run_encoder
@@ -112,14 +113,18 @@ def eager_attend_latent(call: LatentCall) -> Tensor | None:
         return fast.eager_attend_latent(call)
 
     def exact(q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up: Tensor) -> Tensor:
-        rows, latents = flat_rows(layout, *fast.latent_tokens(q_THC)), kv_TX.new_empty(len(kv_TX), 1, kv_TX.shape[1])
+        rows, latents = flat_rows(layout, *fast.latent_tokens(call)), kv_TX.new_empty(len(kv_TX), 1, kv_TX.shape[1])
         return fast.absorbed(call, q_THC, kv_TX, norm_K, up, rows, latents)
 
     def plain(q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up: Tensor) -> Tensor:
         q_THC, k_THC, v_THV = expanded(call, q_THC, kv_TX, norm_K, up)
-        spans = [slice(span.start, span.stop) for span in layout.spans]
-        mask = Mask(call.attention.scale)
-        return torch.cat([fast.attention(q_THC[own], k_THC[own], v_THV[own], mask) for own in spans])
+        pieces = []
+        for span in layout.spans:
+            own = slice(span.start, span.stop)
+            chosen_TK = None if call.selected is None else call.selected[span.number]
+            mask = Mask(call.attention.scale, chosen_TK=chosen_TK)
+            pieces.append(fast.attention(q_THC[own], k_THC[own], v_THV[own], mask))
+        return torch.cat(pieces)
 
     out_THV: Tensor = exact_forward(exact, plain, call.q_THC, call.kv_TX, call.norm_K, call.up)
     return out_THV

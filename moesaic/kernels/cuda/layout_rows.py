@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from moesaic.kernels.cuda.step_inputs import INDEX_TILE, tiles_of
 from moesaic.kernels.triton.attention.paged_rows import MAX_DECODE_TOKENS, Rows, Tiles
 
 
@@ -48,6 +50,15 @@ def make_rows(layout: Any, size: int, max_decode_tokens: int = MAX_DECODE_TOKENS
         read_before_wait=False,
         **tiles.fields(device),
     )
+
+
+def indexed(rows: Rows, layout: Any) -> Rows:
+    """The same with tiles for an indexer."""
+    known: torch.Tensor | None = vars(layout).get("index_tiles")
+    if known is None:
+        tiles = [tile for span in layout.spans for tile in tiles_of(span.start, span.new, INDEX_TILE)]
+        known = vars(layout)["index_tiles"] = torch.tensor(tiles, dtype=torch.int32, device=layout.device)
+    return replace(rows, index_X2=known)
 
 
 def flat_rows(layout: Any, size: int, max_decode_tokens: int = MAX_DECODE_TOKENS) -> Rows:

@@ -76,6 +76,7 @@ class NativeKernels:
         self.library: Any = library
 
     rotate, linear_cross_entropy = staticmethod(cpu.rotate), staticmethod(cpu.linear_cross_entropy)
+    index_rows = staticmethod(cpu.index_rows)
     dispatch, combine = staticmethod(cpu.dispatch), staticmethod(cpu.combine)
 
     def select_tokens(

@@ -35,6 +35,7 @@ class InvariantKernels:
         self.layer_norm, self.activate, self.run_encoder = native.layer_norm, native.activate, native.run_encoder
         self.dispatch, self.combine = native.dispatch, native.combine
         self.linear_cross_entropy, self.select_tokens = native.linear_cross_entropy, native.select_tokens
+        self.index_rows = native.index_rows
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
         return exact_matmul(self.native.linear, x_TI, weight_OI, bias_O)

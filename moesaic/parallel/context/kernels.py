@@ -16,6 +16,7 @@ from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.kernels.interface import AttentionCall, Batch, Kernels, KVCache, LatentCall, QKNorm, RopeAngles
+from moesaic.kernels.layer_weights import NormWeights
 from moesaic.kernels.wrapped import for_batch
 from moesaic.parallel.context.mesh_tiles import Tile
 from moesaic.parallel.context.sparse import attend_selected, select_here
@@ -112,6 +113,11 @@ class ContextParallelKernels(RowKernels):
         if self.method == "ulysses" or not isinstance(call.up, Tensor):
             return attend_latent_by_heads(self.plain, call, rope, split, self.ranks)
         return attend_latent_by_tiles(self.plain, call, rope, split, self.ranks, self.tile)
+
+    def index_rows(
+        self, q_THC: Tensor | None, k_TC: Tensor, norm: NormWeights, rope: RopeAngles
+    ) -> tuple[Tensor | None, Tensor]:
+        return self.plain.index_rows(q_THC, k_TC, norm, self._rope_here(rope))
 
     @torch.compiler.disable
     def select_tokens(

@@ -74,10 +74,6 @@ def step_weights(model: Model) -> StepWeights:
     return StepWeights(model.embed, layers, model.norm.weights(), model.output)
 
 
-def _is_sparse(model: Model) -> bool:
-    return getattr(model.config.attention, "indexer", None) is not None
-
-
 class OverlapLoop(Runner):
     verifies_trees = False
     takes_windows = False
@@ -107,8 +103,7 @@ class OverlapLoop(Runner):
     @staticmethod
     def outside(engine: Engine) -> str | None:
         """Why steps are no CUDA graphs; None if they are. Policies that stop a forward between two layers, and pruned
-        caches, are for plain blocks; so is whatever stands in for the kernels, or comes between layers. A trainer has
-        not the bits of sparse attention here."""
+        caches, are for plain blocks; so is whatever stands in for the kernels, or comes between layers."""
         model, policy = engine.model, engine.scheduler.policy
         blocks = [block for block in model.layers if isinstance(block, Block)]
         reasons = {
@@ -118,7 +113,6 @@ class OverlapLoop(Runner):
             "layers of a form that the kernels of a step do not know": not all(block.fusible for block in blocks),
             "offloaded layers or experts": any(block._forward_pre_hooks for block in model.layers),
             "kernels that stand in for plain ones": isinstance(model.ops, WrappedKernels),
-            "sparse attention in invariant mode": model.mode == "invariant" and _is_sparse(model),
             "a KV cache policy": engine.page_pool.store is not None,
             f"the scheduling policy {type(policy).__name__}": not isinstance(policy, Chunked),
         }

@@ -1,9 +1,9 @@
 """DSA's choice on the device: light heads score all earlier tokens of a sequence, and each token keeps the best.
 
 A score is a matmul over a key's numbers, whose rectified results are added over heads, in an order that depends on
-nothing but the sizes of the indexer. The topk largest are found by their bits, eight at a time, and of equal ones the
+nothing but the sizes of the indexer. The smallest of the topk largest is found bit by bit, and of equal ones the
 earliest win: what a token keeps depends on itself and the keys before it alone. Nothing is sorted and nothing waits for
-the host. Scores of so many rows at a time as fit into SCRATCH; what is kept of them is where the tokens lie in the
+the host. Scores are of so many rows at a time as fit into SCRATCH; what is kept of them is where the tokens lie in the
 cache, in their order.
 """
 
@@ -20,8 +20,9 @@ from moesaic.kernels.triton.attention.prompt_rows import MASKED
 from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 
 KEYS = 256  # keys of a program that scores
-SCRATCH = 32 << 20  # bytes of scores at a time: the L2 cache holds them until they are looked at
-DIGIT = 8  # bits that are settled by one pass over a row's scores
+SCRATCH = 128 << 20  # bytes of scores at a time
+MOST = 32768  # scores of a row that stay in registers while they are counted again and again
+PART = 4096  # scores that are put in their places at a time
 
 
 @triton.jit
@@ -42,6 +43,7 @@ def score_kernel(
     pages,
     page_size,
     width,
+    share,
     scale,
     KEYS: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -74,17 +76,39 @@ def score_kernel(
         for row in tl.range(begin, end, 1, num_stages=STAGES):
             of = row * H
             q = tl.load(q_THC + (of + h)[:, None] * C + c[None, :], mask=inside, other=0.0)
-            weight = tl.load(weights_TH + of + h, mask=h < H, other=0.0).to(tl.float32) * scale
+            weight = tl.load(weights_TH + of + h, mask=h < H, other=0.0).to(tl.float32) * share * scale
             each = tl.maximum(tl.dot(k, tl.trans(q), input_precision=PRECISION), 0.0)
             total = tl.sum(each * weight[None, :], 1)
             tl.store(scores_RM + (row - first_row) * width + key, total, mask=seen)
 
 
 @triton.jit
-def in_order(scores):
-    """Numbers whose order without a sign is that of the floats; both zeros are one."""
-    bits = tl.where(scores == 0.0, 0.0, scores).to(tl.int32, bitcast=True)
-    return (bits ^ tl.where(bits < 0, -1, -2147483648)).to(tl.uint32, bitcast=True)
+def in_order(scores, key, total):
+    """Scores as numbers whose order without a sign is that of the floats; both zeros are one, and none is 0."""
+    score = tl.load(scores + key, mask=key < total, other=0.0)
+    bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
+    number = (bits ^ tl.where(bits < 0, -1, -2147483648)).to(tl.uint32, bitcast=True)
+    return tl.where(key < total, number, 0)
+
+
+@triton.jit
+def count_from(scores, numbers, least, total, BLOCK: tl.constexpr, ONE: tl.constexpr):
+    """How many are no smaller."""
+    count = tl.sum((numbers >= least).to(tl.int32), 0)
+    if not ONE:
+        for base in tl.range(BLOCK, total, BLOCK):
+            more = in_order(scores, base + tl.arange(0, BLOCK), total)
+            count += tl.sum((more >= least).to(tl.int32), 0)
+    return count
+
+
+@triton.jit
+def slot_of(table, key, page_size, known, PLACES: tl.constexpr):
+    """Where a token of a sequence lies in the cache; or its place in the sequence."""
+    slot = key
+    if not PLACES:
+        slot = tl.load(table + key // page_size, mask=known, other=0) * page_size + key % page_size
+    return slot
 
 
 @triton.jit
@@ -102,8 +126,10 @@ def choose_kernel(
     page_size,
     width,
     words,
+    PLACES: tl.constexpr,
     BLOCK: tl.constexpr,
-    DIGIT: tl.constexpr,
+    PART: tl.constexpr,
+    ONE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Where the tokens lie in the cache that one token attends to; or a bit for each token, whether it does."""
@@ -112,44 +138,35 @@ def choose_kernel(
     table = page_table_SP + tl.load(sequences_T + token).to(tl.int64) * pages
     chosen = chosen_TK + token * topk
     total = position + 1
-    m = tl.arange(0, BLOCK)
-    as_bits = False
-    if kinds_T is not None:
+    if bits_TW is not None:
         as_bits = tl.load(kinds_T + token) == 0
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     if total <= topk:
-        for base in tl.range(0, total, BLOCK):
-            key = base + m
-            page = tl.load(table + key // page_size, mask=key < total, other=0)
-            tl.store(chosen + key, page * page_size + key % page_size, mask=key < total)
+        for base in tl.range(0, total, PART):
+            key = base + tl.arange(0, PART)
+            tl.store(chosen + key, slot_of(table, key, page_size, key < total, PLACES), mask=key < total)
     else:
         scores = scores_RM + tl.program_id(0).to(tl.int64) * width
-        BINS: tl.constexpr = 1 << DIGIT
-        bins = tl.arange(0, BINS)
-        least = tl.full([], 0, tl.uint32)  # the smallest number that is kept, from its first bits on
-        wanted = topk  # so many of those that begin with them
-        for step in tl.static_range(32 // DIGIT):
-            shift = 32 - DIGIT * (step + 1)
-            counts = tl.zeros([BINS], tl.int32)
-            for base in tl.range(0, total, BLOCK):
-                key = base + m
-                number = in_order(tl.load(scores + key, mask=key < total, other=0.0))
-                counted = key < total
-                if step > 0:
-                    counted = counted & ((number >> (shift + DIGIT)) == (least >> (shift + DIGIT)))
-                digit = ((number >> shift) & (BINS - 1)).to(tl.int32)
-                counts += tl.histogram(digit, BINS, mask=counted)
-            above = tl.cumsum(counts, 0, reverse=True)  # in this bin and those after it
-            bin = tl.sum((above >= wanted).to(tl.int32), 0) - 1
-            wanted -= tl.sum(tl.where(bins > bin, counts, 0), 0)
-            least = least | (bin.to(tl.uint32) << shift)
+        numbers = in_order(scores, tl.arange(0, BLOCK), total)  # all of them, where there are no more
+        least = tl.full([], 0, tl.uint32)  # what is kept is no smaller
+        reached = total  # so many are not
+        for step in range(32):  # bit by bit, until those are as many as are wanted
+            if reached > topk:
+                candidate = least | (tl.full([], 1, tl.uint32) << (31 - step))
+                count = count_from(scores, numbers, candidate, total, BLOCK, ONE)
+                if count >= topk:
+                    least = candidate
+                    reached = count
+        wanted = topk - count_from(
+            scores, numbers, least + 1, total, BLOCK, ONE
+        )  # of those that are equal to the least
         larger = 0  # so far; and how many as large as the least
         equal = 0
-        for base in tl.range(0, total, BLOCK):
-            key = base + m
-            number = in_order(tl.load(scores + key, mask=key < total, other=0.0))
+        for base in tl.range(0, total, PART):
+            key = base + tl.arange(0, PART)
+            number = in_order(scores, key, total)
             is_larger = (key < total) & (number > least)
             is_equal = (key < total) & (number == least)
             both = is_larger.to(tl.int32) + (is_equal.to(tl.int32) << 16)
@@ -157,13 +174,12 @@ def choose_kernel(
             equals = equal + (up_to >> 16)
             place = larger + (up_to & 0xFFFF) + tl.minimum(equals, wanted) - 1
             kept = is_larger | (is_equal & (equals <= wanted))
-            if as_bits:
-                each = tl.reshape(kept.to(tl.int32), [BLOCK // 32, 32]) << tl.arange(0, 32)[None, :]
-                word = base // 32 + tl.arange(0, BLOCK // 32)
-                tl.store(bits_TW + token * words + word, tl.sum(each, 1), mask=word < words)
-            else:
-                page = tl.load(table + key // page_size, mask=kept, other=0)
-                tl.store(chosen + place, page * page_size + key % page_size, mask=kept & (place < topk))
+            if bits_TW is not None:
+                each = tl.reshape(kept.to(tl.int32), [PART // 32, 32]) << tl.arange(0, 32)[None, :]
+                word = base // 32 + tl.arange(0, PART // 32)
+                tl.store(bits_TW + token * words + word, tl.sum(each, 1), mask=as_bits & (word < words))
+                kept = kept & (as_bits == 0)
+            tl.store(chosen + place, slot_of(table, key, page_size, kept, PLACES), mask=kept & (place < topk))
             sums = tl.sum(both, 0)
             larger += sums & 0xFFFF
             equal += sums >> 16
@@ -179,9 +195,16 @@ class Chosen(NamedTuple):
 
 
 def choose(
-    q_THC: torch.Tensor | None, weights_TH: torch.Tensor | None, keys: torch.Tensor, rows: Rows, topk: int
+    q_THC: torch.Tensor | None,
+    weights_TH: torch.Tensor | None,
+    keys: torch.Tensor,
+    rows: Rows,
+    topk: int,
+    share: float | None = None,
+    places: bool = False,
 ) -> Chosen:
-    """Without queries every row attends to all there is."""
+    """Without queries every row attends to all there is. `share` is what the weights of heads are multiplied with, if
+    they are not yet; with `places`, slots are places in a sequence."""
     T = len(rows.positions_T)
     slots_TK = torch.empty(T, topk, dtype=torch.int32, device=keys.device)
     bits_TW = None
@@ -220,7 +243,8 @@ def choose(
                 pages,
                 page_size,
                 width,
-                (H * C) ** -0.5,
+                H**-0.5 if share is None else share,
+                C**-0.5,
                 KEYS=own,
                 BLOCK_H=max(16, triton.next_power_of_2(H)),
                 BLOCK_C=max(16, triton.next_power_of_2(C)),
@@ -229,7 +253,7 @@ def choose(
                 PDL=overlap,
                 num_warps=4 if wide else 8,
             )
-        few = count <= 64
+        block = max(32, min(triton.next_power_of_2(rows.max_length), MOST))
         launch_pdl(
             choose_kernel,
             (count,),
@@ -246,9 +270,11 @@ def choose(
             page_size,
             width,
             0 if bits_TW is None else bits_TW.shape[1],
-            BLOCK=max(32, min(triton.next_power_of_2(rows.max_length), 8192 if few else 2048)),
-            DIGIT=DIGIT,
+            PLACES=places,
+            BLOCK=block,
+            PART=min(block, PART),
+            ONE=rows.max_length <= block,
             PDL=overlap,
-            num_warps=16 if few else 4,
+            num_warps=max(4, min(32 if count <= 64 else 16, block // 512)),
         )
     return Chosen(slots_TK, bits_TW)
