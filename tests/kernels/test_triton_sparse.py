@@ -121,9 +121,8 @@ def test_the_trainer_finds_the_bits_that_were_recorded():
     with torch.enable_grad():
         hidden_TD = model(tokens_T, layout, ops=cuda_invariant)
         hidden_TD.square().sum().backward()
-        found = {
-            name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
-        }
+        named = [(name, each) for name, each in model.named_parameters() if each.grad is not None]
+        found = {name: each.grad.clone() for name, each in named}
         model.zero_grad()
         model(tokens_T, layout, ops=reference).square().sum().backward()
     logits_TV = cuda_invariant.linear(hidden_TD.detach(), model.output.detach())

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from moesaic.kernels.triton.attention import chosen_hopper
 from moesaic.kernels.triton.attention.paged import max_divisor
 from moesaic.kernels.triton.attention.paged_kernels import NOTHING, widened
 from moesaic.kernels.triton.attention.paged_rows import Rows
@@ -103,10 +104,13 @@ def attend_chosen(
     rope_size: int,
     out_THC: torch.Tensor,
     block: int = 64,
-    stages: int = 2,
+    stages: int = 3,
     warps: int = 4,
 ) -> None:
     """Write those rows of prompts that attend to what was chosen: where it lies in a cache with pages of one token."""
+    if chosen_hopper.takes(q_THX, latents, rope_size):
+        chosen_hopper.attend_prompts(q_THX, latents, chosen_TK, rows, scale, out_THC)
+        return
     T, H, C = out_THC.shape
     wide = q_THX.dtype == torch.float32
     group = max_divisor(H, 16 if wide else MAX_ROWS)

@@ -11,6 +11,7 @@ of one tile.
 import torch
 import triton
 
+from moesaic.kernels.triton.attention import chosen_hopper
 from moesaic.kernels.triton.attention.paged_kernels import combine_kernel, decode_kernel, prefill_kernel
 from moesaic.kernels.triton.attention.paged_rows import Rows
 from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
@@ -55,6 +56,11 @@ def attend(
     group = latent_tile(H, wide)[0] if rope_size else H // N
     q_THC = q_THC.contiguous()
     out_THC = torch.empty(T, H, C, dtype=q_THC.dtype, device=q_THC.device)
+    if chosen_TK is not None and chosen_hopper.takes(q_THC, keys, rope_size):
+        for tiles_X2 in (rows.decode_X2, rows.prefill_X2):
+            if tiles_X2 is not None:
+                chosen_hopper.attend_tiles(q_THC, keys, chosen_TK, tiles_X2, rows, scale, out_THC)
+        return out_THC
     shape = {
         "GROUP": group,
         "SPLIT": SPLIT,
