@@ -37,7 +37,6 @@ EXTRAS = (
 )
 # What the server runs layer by layer on a GPU, and says so when it starts (`OverlapLoop.outside`).
 OUTSIDE_GRAPHS = (
-    "sparse attention (GLM-5)",
     "dynamic NTK scaling of RoPE",
     "attention with sinks or by chunks, and norms of queries and keys that are not by head",
     "experts with another activation than SiLU, with biases or scaled inputs; shared experts with a gate of their own",
