@@ -323,5 +323,6 @@ def absorbed(
     chosen_TK = None
     if call.selected is not None:
         chosen_TK = slots_of(call.selected, call.attention.layout, rows, latents.shape[1])
-    out_THK = paged.attend(q_THX, latents, latents, rows, call.attention.scale, None, rope_size, chosen_TK)
+    scale = call.attention.scale
+    out_THK = paged.attend(q_THX, latents, latents, rows, scale, rope_size=rope_size, chosen_TK=chosen_TK)
     return absorbing.matmul_by_head(out_THK, values_HVK, q_THC.new_empty(*q_THC.shape[:2], values_HVK.shape[1]))
