@@ -81,7 +81,8 @@ def test_gradients_are_those_of_the_reference(directories, name):
         hidden_TD = model(tokens_T, Layout(lengths, device=DEVICE), routing)
         logprobs_T, _ = token_logprobs(hidden_TD, model.output, tokens_T.roll(-1), linear=model.ops.linear)
         (-logprobs_T.mean()).backward()
-        return {key: parameter.grad for key, parameter in model.named_parameters()}
+        learning = [(key, each) for key, each in model.named_parameters() if ".indexer." not in key]  # it only chooses
+        return {key: parameter.grad for key, parameter in learning}
 
     def error(given, wanted):
         return ((given.float() - wanted.float()).norm() / wanted.float().norm()).item()

@@ -30,7 +30,16 @@ else:
     from moesaic.kernels.interface import QKNorm, RopeAngles, Routes
     from moesaic.kernels.layer_weights import NormWeights
     from moesaic.kernels.triton import compile_ahead, few_rows, gated, gemv
-    from moesaic.kernels.triton.attention import expanded, latent, paged, qk_norm_rope_cache
+    from moesaic.kernels.triton.attention import (
+        choose,
+        chosen_hopper,
+        chosen_prompts,
+        expanded,
+        index_rows,
+        latent,
+        paged,
+        qk_norm_rope_cache,
+    )
     from moesaic.kernels.triton.attention.paged_rows import Rows
     from moesaic.kernels.triton.experts import biases, decode, streamed
     from moesaic.kernels.triton.experts.gate import PLAIN
@@ -153,6 +162,9 @@ else:
             few_rows,
             gated,
             paged,
+            choose,
+            chosen_hopper,
+            index_rows,
             streamed,
         ):
             monkeypatch.setattr(module, "launch_pdl", launch)
@@ -321,6 +333,35 @@ else:
         (kernel,) = launched
         assert "wgmma.mma_async" in kernel.asm["ptx"] and "cp.async.cg" in kernel.asm["ptx"]
         assert "ld.local" not in kernel.asm["ptx"] and kernel.metadata.shared <= 227 * 1024
+
+    @pytest.mark.parametrize("heads", [64, 32])
+    def test_an_indexer_chooses(launched, heads):
+        """Rows of 32,768 scores are counted where they are: in registers."""
+        one, pairs = torch.zeros(4, dtype=torch.int32), torch.zeros(4, 2, dtype=torch.int32)
+        rows = Rows(one, one, torch.zeros(4, 8, dtype=torch.int32), 32768, pairs, index_X2=pairs)
+        keys, norm = empty(32, 16, 128), NormWeights(empty(128), 1e-6, empty(128))
+        rope = RopeAngles(torch.empty(256, 32), torch.empty(256, 32))
+        q_THC = index_rows.index_rows(empty(4, heads * 128), empty(4, 128), norm, rope, one, rows, keys)
+        choose.choose(q_THC, empty(4, heads), keys, rows, 2048)
+        rotated, scored, chosen = launched
+        assert "wgmma.mma_async" in scored.asm["ptx"] and "cp.async.cg" in scored.asm["ptx"]
+        for kernel in launched:
+            assert "ld.local" not in kernel.asm["ptx"] and kernel.metadata.shared <= 227 * 1024
+
+    @pytest.mark.parametrize("heads", [128, 16])
+    def test_attention_to_what_was_chosen(launched, monkeypatch, heads):
+        monkeypatch.setattr(chosen_hopper, "is_hopper", lambda device: True)
+        for module, name in ((chosen_hopper, "prompt_kernel"), (chosen_prompts, "chosen_kernel")):
+            monkeypatch.setattr(module, name, Compiler(getattr(module, name), launched))
+        one, pairs = torch.zeros(4, dtype=torch.int32), torch.zeros(4, 2, dtype=torch.int32)
+        rows = Rows(one, one, torch.zeros(4, 8, dtype=torch.int32), 32768, pairs, kinds_T=one, choosing=True)
+        q, latents, chosen = empty(4, heads, 576), empty(32, 16, 576), torch.zeros(4, 2048, dtype=torch.int32)
+        out = paged.attend(q, latents, latents, rows, 0.1, rope_size=64, chosen_TK=chosen)
+        chosen_prompts.attend_chosen(q, latents, chosen, rows, 0.1, 64, out)
+        assert len(launched) == 3
+        assert ("wgmma.mma_async" in launched[0].asm["ptx"]) == (heads == 128)
+        for kernel in launched:
+            assert "ld.local" not in kernel.asm["ptx"] and kernel.metadata.shared <= 227 * 1024
 
     def test_attention_to_keys_of_eight_bits(launched, monkeypatch):
         monkeypatch.setattr(paged, "prefill_kernel", Compiler(paged.prefill_kernel, launched))
