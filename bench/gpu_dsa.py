@@ -90,11 +90,13 @@ def measured(sparse: bool, options: argparse.Namespace) -> dict[str, Any]:
     row: dict[str, Any] = {"attention": "sparse" if sparse else "dense"}
     for length in options.lengths:
         row[f"prefill_{length}_ms"] = round(1000 * prefill_seconds(engine, length, options.runs), 1)
+        print(json.dumps(row), flush=True)
         if options.profile:
             for name, times, ms in kernels_of(engine, prompts_of(1, length, 6)):
                 print(f"{ms:9.2f} ms {times:5d}x  {name}", flush=True)
     for requests in options.batches:
         row[f"decode_{requests}_ms"] = round(1000 * decode_seconds(engine, requests, options.tokens), 3)
+        print(json.dumps(row), flush=True)
         if options.profile:
             prompts = prompts_of(requests, AFTER, 9)
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
@@ -150,7 +152,6 @@ def main() -> None:
         if options.only == ("dense" if sparse else "sparse"):
             continue
         rows.append(measured(sparse, options))
-        print(json.dumps(rows[-1]), flush=True)
         gc.collect()
         torch.cuda.empty_cache()
     for length in options.lengths:

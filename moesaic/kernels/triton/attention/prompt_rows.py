@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 LIMIT = 32768  # rows of a round: 2 GiB of keys and values at 128 heads of 128 + 128
-MASKED = 4
+MASKED = 3
 IN_TILES, CHOOSING = 1, 2  # kinds of rows, beside those that attend to expanded latents
 LEAST = 128  # rows of a round: from so many on the library's matmul does not look at how many there are
 
