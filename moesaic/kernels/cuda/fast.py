@@ -237,6 +237,7 @@ class VarlenAttention(torch.autograd.Function):
         return d_q, d_k, d_v, d_sinks, None, None, None, None, None
 
 
+@eager
 def index_rows(q_THC: Tensor | None, k_TC: Tensor, norm: NormWeights, rope: RopeAngles) -> tuple[Tensor | None, Tensor]:
     if not len(k_TC) or needs_grad(q_THC, k_TC, norm.weight, norm.bias):
         return reference.index_rows(q_THC, k_TC, norm, rope)
