@@ -105,7 +105,7 @@ class ModelSection(Section):
         None, description="in place of kv_heads and head_size; deepseek_v3 and glm_moe_dsa have it by default"
     )
     indexer: IndexerSection | None = Field(None, description="glm_moe_dsa has it by default")
-    delta: DeltaSection | None = Field(None, description="qwen3_next has it by default")
+    delta: DeltaSection | None = Field(None, description="qwen3_next and qwen3_5_moe_text have it by default")
     dense_layers: int = Field(1, ge=0, description="first layers with a dense feed-forward network instead of experts")
     dense_hidden: Count = 1024
     experts: Count | Annotated[tuple[Count, ...], Field(min_length=1)] = Field(

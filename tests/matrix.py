@@ -189,7 +189,7 @@ ENCODERS = ["bert", "modernbert"]
 FAMILIES = [
     *("chatglm", "deepseek_v3", "deepseek_v32", "ernie4_5_moe", "glm", "glm4", "glm4_moe", "glm_moe_dsa", "kimi_k2"),
     *("gpt_oss", "llama", "mixtral", "moesaic", "qwen3", "qwen3_moe"),
-    *("dots1", "hunyuan_v1_moe", "llama4_text", "minimax_m2", "olmoe", "qwen2_moe", "qwen3_next"),
+    *("dots1", "hunyuan_v1_moe", "llama4_text", "minimax_m2", "olmoe", "qwen2_moe", "qwen3_next", "qwen3_5_moe_text"),
 ]
 # What `transformers` knows under another name.
 RENAMED = {"chatglm", "kimi_k2"}

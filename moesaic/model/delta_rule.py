@@ -37,11 +37,13 @@ class GatedDeltaRule(nn.Module):
 
     def forward(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
         ops, layout, shape = context.ops, context.layout, self.shape
+        states = context.layer_states(self.number)
         assert not layout.has_trees, "a state has one past"
+        assert states is not None or not layout.is_cached, "whose sequences go on"
         qkv_TX, z_TX = self.qkvz(x_TD, ops).split([2 * self.keys + self.values, self.values], dim=1)
         strength_TH, decay_TH = self.strength_decay(x_TD, ops).split(shape.heads, dim=1)
         sizes = shape.key_heads, shape.key_size, shape.value_size
         gates = strength_TH, decay_TH, self.taps_XW, self.log_rate, self.shift
-        read_THV = ops.delta_rule(DeltaCall(qkv_TX, *gates, *sizes, layout, context.layer_states(self.number)))
+        read_THV = ops.delta_rule(DeltaCall(qkv_TX, *gates, *sizes, layout, states))
         normed_TX = self.norm(read_THV, ops).flatten(1)
         return self.out(ops.gated(torch.cat([z_TX, normed_TX], dim=1), "silu"), ops)

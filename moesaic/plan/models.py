@@ -32,7 +32,7 @@ KEYS = {
     "parallel_block", "expert_bias",
 }  # fmt: skip
 # Architectures whose config.json says of shared experts, biases or dense layers what others do not.
-OWN_WORDS = {"moesaic", "gpt_oss", "hunyuan_v1_moe", "llama4_text", "qwen2_moe", "qwen3_next"}
+OWN_WORDS = {"moesaic", "gpt_oss", "hunyuan_v1_moe", "llama4_text", "qwen2_moe", "qwen3_next", "qwen3_5_moe_text"}
 MLA_KEYS = {"q_rank", "kv_rank", "plain", "rope", "value"}
 INDEXER_KEYS = {"heads", "head_dim", "topk"}
 LINEAR_KEYS = {"heads", "kv_heads", "head_dim", "full_every"}

@@ -11,7 +11,6 @@ import torch
 
 import moesaic
 from moesaic.errors import UserError
-from moesaic.model.config import ModelConfig
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.parallel.layout import ParallelLayout
@@ -126,10 +125,6 @@ def windows(engine: Engine) -> None:
     engine.request(prompt, windows=given)
 
 
-def divided(config: ModelConfig) -> None:
-    check_layout(config, ParallelLayout(tp=2))
-
-
 @pytest.mark.parametrize(
     ("refused", "words"),
     [
@@ -143,9 +138,13 @@ def divided(config: ModelConfig) -> None:
         (lambda model, path: windows(Engine(model)), "parallel_contexts.*one text"),
         (lambda model, path: beam_search(Engine(model), [5, 6], BeamOptions(2)), "use_beam_search.*their beginning"),
         (lambda model, path: DraftModel(str(path)).start(Engine(model)), "cannot be taken out"),
-        (lambda model, path: divided(model.config), "state of each sequence.*one device"),
+        (lambda model, path: check_layout(model.config, ParallelLayout(tp=2)), "state of each sequence.*one device"),
+        (
+            lambda model, path: check_layout(model.config, ParallelLayout(dp=2)),
+            "the rank that has the sequence's pages",
+        ),
     ],
-    ids=["drafter", "policy", "tiers", "disaggregation", "windows", "beams", "draft model", "ranks"],
+    ids=["drafter", "policy", "tiers", "disaggregation", "windows", "beams", "draft model", "ranks", "data ranks"],
 )
 def test_what_a_state_does_not_allow_is_refused_by_name(model: Model, stored: Path, refused, words: str) -> None:
     with pytest.raises(UserError) as error:

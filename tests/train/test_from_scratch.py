@@ -56,6 +56,7 @@ WISHES = {
     "minimax_m2": ["model.dense_layers=0", "model.shared_experts=0"],
     "hunyuan_v1_moe": ["model.dense_layers=0", ROUTED],
     "dots1": [],
+    "qwen3_5_moe_text": [ROUTED, "model.dense_layers=0", "model.delta={every: 3, key_heads: 2, heads: 4}"],
     "qwen3_next": [ROUTED, "model.dense_layers=0", "model.delta={every: 3, key_heads: 2, heads: 4}"],
 }
 

@@ -20,6 +20,7 @@ from moesaic.model.whole_only import refuse_dividing
 from moesaic.parallel.layout import ParallelLayout, nearest_divisor
 from moesaic.parallel.parts import Part
 from moesaic.parallel.tensor.partition import kv_heads_of, part_of
+from moesaic.serve.core.sequence_states import refuse_request
 
 BY_ROWS = frozenset({"out", "down", "join"})  # outputs are rows of D, or of the stream
 EXPERTS = frozenset({"gate_up_EGD", "down_EDF"})
@@ -94,6 +95,7 @@ def check(config: ModelConfig, layout: ParallelLayout, place: str = "--layout") 
     attention, tp, ep = config.attention, layout.tp, layout.ep
     if tp > 1 or ep > 1:
         refuse_dividing(config, place, "Leave tp and ep out.")
+    refuse_request(config, place, "it would have to be on the rank that has the sequence's pages")
     if attention.heads % tp:
         nearest = nearest_divisor(tp, attention.heads)
         problem = f"does not divide the model's {attention.heads} attention heads"
