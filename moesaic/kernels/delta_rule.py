@@ -76,7 +76,7 @@ def _begun(call: DeltaCall) -> tuple[Tensor, Tensor]:
 
 def _inputs(call: DeltaCall, before_SWX: Tensor) -> tuple[Inputs, Tensor]:
     """The convolution, norms and gates; and the last inputs of each sequence, for its next token."""
-    qkv_TX, width = call.qkv_TX, call.taps_XW.shape[1]
+    qkv_TX, taps_XW, width = call.qkv_TX.float(), call.taps_XW.float(), call.taps_XW.shape[1]
     tokens, kept = len(qkv_TX), width - 1
     device = qkv_TX.device
     lengths_S = torch.tensor([span.new for span in call.layout.spans], device=device)
@@ -88,17 +88,17 @@ def _inputs(call: DeltaCall, before_SWX: Tensor) -> tuple[Inputs, Tensor]:
         """Where the inputs of sequences' tokens lie: behind all new rows are those from before, oldest first."""
         return torch.where(place >= 0, starts_S[number] + place, tokens + number * kept + kept + place)
 
-    all_EX = torch.cat([qkv_TX, before_SWX.flatten(0, 1).to(qkv_TX.dtype)])
-    mixed_TX = qkv_TX * call.taps_XW[:, kept]
+    all_EX = torch.cat([qkv_TX, before_SWX.flatten(0, 1)])
+    mixed_TX = qkv_TX * taps_XW[:, kept]
     for back in range(1, width):
-        mixed_TX = mixed_TX + all_EX.index_select(0, rows(number_T, place_T - back)) * call.taps_XW[:, kept - back]
+        mixed_TX = mixed_TX + all_EX.index_select(0, rows(number_T, place_T - back)) * taps_XW[:, kept - back]
     last_SW = lengths_S[:, None] + torch.arange(-kept, 0, device=device)
     sequence_S1 = torch.arange(len(lengths_S), device=device)[:, None]
-    before_SWX = all_EX[rows(sequence_S1, last_SW)].detach().float()
+    before_SWX = all_EX[rows(sequence_S1, last_SW)].detach()
 
     heads = call.decay_TH.shape[1]
     keys, values = call.key_heads * call.key_size, heads * call.value_size
-    q_TX, k_TX, v_TX = F.silu(mixed_TX).float().split([keys, keys, values], dim=1)
+    q_TX, k_TX, v_TX = F.silu(mixed_TX).split([keys, keys, values], dim=1)
     q_TNC, k_TNC = (x_TX.unflatten(1, (call.key_heads, call.key_size)) for x_TX in (q_TX, k_TX))
     q_THC, k_THC = (_unit(x_TNC).repeat_interleave(heads // call.key_heads, dim=1) for x_TNC in (q_TNC, k_TNC))
     fading_TH = -call.log_rate_H.float().exp() * F.softplus(call.decay_TH.float() + call.shift_H)

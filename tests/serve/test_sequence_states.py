@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,14 @@ from moesaic.serve.core.drafters.suffix import Suffix
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.kv_policies.snapkv import SnapKV
 from moesaic.serve.core.memory import page_bytes
+from moesaic.serve.core.request import Sampling
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
+from moesaic.serve.core.scheduling_policies.flow import FlowPrefill
 from moesaic.serve.core.stats import EngineStats
 from moesaic.serve.group.shares import check as check_layout
 from moesaic.serve.pages.outside import TierOptions
 from tests.model import oracle
+from tests.serve.tiny import LayerClock
 
 SIZE, WRITTEN = 4, 9
 # Prompts that end before, at and behind chunks of 64 tokens, and that share their beginning.
@@ -83,6 +87,28 @@ def test_an_aborted_request_gives_its_place_back(model: Model, alone: Answers) -
     engine.abort(request)
     assert request.state is None and sorted(engine.page_pool.free_states) == [0, 1]
     assert answers(engine, PROMPTS) == alone  # never more than two at once
+
+
+def test_a_pass_that_stops_between_layers_goes_on_where_it_was(model: Model, alone: Answers) -> None:
+    """Another request has its own pass meanwhile; and one that is given up begins anew."""
+    policy = FlowPrefill()
+    for new in (1, 8, 32, 128):
+        policy.prefill.observe([(new, 0)], 4 * (0.001 + 0.001 * new))
+        policy.decode.observe([(1, 0)] * (new % 7), 4 * (0.001 + 0.001 * (new % 7)))
+    clock = LayerClock(model)
+    engine = Engine(model, page_size=SIZE, policy=policy, clock=clock)
+    sampling = Sampling(max_tokens=WRITTEN, seed=3, logprobs=1, ignore_eos=True)
+    requests = [engine.request(prompt, sampling) for prompt in PROMPTS[:2]]
+    for request, when in zip(requests, (0.0, 0.1), strict=True):
+        request.arrived = when
+        clock.at(when, partial(engine.submit, request))
+    clock.at(0.2, lambda: engine.call(engine.weights_changed))  # in the long one's pass, to the same weights
+    clock.run(engine)
+    long, short = requests
+    assert short.first_token < long.first_token and long.versions == [1] * WRITTEN
+    found = [(one.tokens[len(one.prompt) :], [entry.logprob for entry in one.logprobs]) for one in requests]
+    assert found == alone[:2]
+    assert not engine.page_pool.in_use and len(engine.page_pool.free_states) == 64
 
 
 def test_the_trainer_has_the_engines_bits(stored: Path) -> None:

@@ -49,7 +49,7 @@ from moesaic.kernels.triton.graph_break import eager
 HALF = (torch.bfloat16, torch.float16)
 CUDNN_MULTIPLE = 256  # sequences of one length, a multiple of this, may go to cuDNN
 
-delta_rule = delta_rule_in_chunks
+delta_rule = eager(delta_rule_in_chunks)  # its tensors of lengths would be compiled anew for every batch
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
