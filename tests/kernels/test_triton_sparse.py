@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("triton")
 
 from moesaic.kernels import reference
+from moesaic.kernels.cuda import fast
 from moesaic.kernels.cuda import invariant as cuda_invariant
 from moesaic.kernels.cuda.fused_forward import outside
 from moesaic.kernels.token_selection import best_tokens
@@ -105,6 +106,21 @@ def test_answers_are_those_of_plain_passes(model):
     (again,) = queued.generate(asked[1:], max_tokens=3, temperature=0.0)
     assert again.cached_tokens >= 24
     same([again], wanted[1:])
+
+
+def test_operations_over_a_cache_while_a_longer_sequence_rests(model):
+    """Layer by layer, with the same kernels: against one forward without a cache."""
+    (tokens,) = prompts(19)
+    tokens_T = torch.tensor(tokens)
+    with torch.no_grad():
+        wanted_TD = model(tokens_T, Layout([19]), ops=reference)
+        cache, pages = model.new_cache(12, 4), [[3, 1, 5, 0, 2], [4, 6, 7, 8]]
+        first = Layout([14, 13], cached=[0, 0], cache=cache, pages=pages)
+        both_TD = model(torch.cat([tokens_T[:14], tokens_T[:13]]), first, ops=fast)
+        rest = Layout([5, 0], cached=[14, 13], cache=cache, pages=pages)
+        found_TD = torch.cat([both_TD[:14], model(tokens_T[14:], rest, ops=fast)])
+    torch.testing.assert_close(found_TD, wanted_TD, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(both_TD[14:], wanted_TD[:13], rtol=1e-4, atol=1e-4)
 
 
 def test_the_trainer_finds_the_bits_that_were_recorded():

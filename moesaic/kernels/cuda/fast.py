@@ -267,8 +267,9 @@ def select_tokens(
 
 def slots_of(selected: list[Tensor | None], layout: Any, rows: Rows, page_size: int) -> Tensor:
     """Where in a cache what is attended to lies: for each row as many as there are, no more than (T, K)."""
-    width = max([span.total for span in layout.spans if selected[span.number] is None], default=0)
-    width = max([width, *(one.shape[1] for one in selected if one is not None)])
+    # A sequence without a new row has no choice either, though it may be longer than what others choose.
+    whole = [span.total for span in layout.spans if span.new and selected[span.number] is None]
+    width = max([*whole, *(one.shape[1] for one in selected if one is not None)])
     places_TK = torch.arange(width, device=layout.device).expand(layout.tokens, -1).clone()
     for span in layout.spans:
         if (chosen_TK := selected[span.number]) is not None:
