@@ -3,8 +3,6 @@ to float8 for those of inputs.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -91,7 +89,6 @@ def swiglu_backward(
     grad_gate_up_PG = gate_up_PG if in_place else torch.empty_like(gate_up_PG)
     grad_weights_TK = torch.empty_like(weights_TK)
     stride = row_stride(P)
-    groups = math.gcd(F // BLOCK, 8)  # at a time: none of a row's is masked
     numbers_PG = torch.empty(P, 2 * F, dtype=torch.float8_e4m3fn, device=gate_up_PG.device)
     scales_GP = torch.empty(2 * F // BLOCK, stride, dtype=torch.float32, device=gate_up_PG.device)
     launch(
@@ -110,9 +107,9 @@ def swiglu_backward(
         F,
         stride,
         ALIGN=routing.align,
-        GROUPS=groups,
+        GROUPS=min(8, triton.next_power_of_2(F // BLOCK)),
         BLOCK=BLOCK,
         RECORD=RECORD,
-        num_warps=max(1, groups // 2),
+        num_warps=4,
     )
     return grad_gate_up_PG, grad_weights_TK, Rounded(numbers_PG, scales_GP)
