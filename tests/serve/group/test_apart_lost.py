@@ -58,15 +58,22 @@ def answered(engine: Any, asked: list[Any]) -> dict[str, Any]:
     }
 
 
-def answered_twice(engine: Any, asked: list[Any]) -> dict[str, Any]:
-    found = answered(engine, asked)
-    until(lambda: engine.life_of(1) > 1, "another rank in its place")
-    again = answered(engine, asked)
-    return {
-        "found": found,
-        "again": again,
-        "assignments": {str(n): s.assignments for n, s in engine.away.stats().items()},
-    }
+class AnsweredTwice:
+    """Without the rank that died, and with the one in its place, which starts when the first answers are there."""
+
+    def __init__(self, first: Path) -> None:
+        self.first = first
+
+    def __call__(self, engine: Any, asked: list[Any]) -> dict[str, Any]:
+        found = answered(engine, asked)
+        self.first.touch()
+        until(lambda: engine.life_of(1) > 1, "another rank in its place")
+        again = answered(engine, asked)
+        return {
+            "found": found,
+            "again": again,
+            "assignments": {str(n): s.assignments for n, s in engine.away.stats().items()},
+        }
 
 
 def test_another_rank_takes_the_place_of_one_that_died(tmp_path: Path) -> None:
@@ -74,11 +81,13 @@ def test_another_rank_takes_the_place_of_one_that_died(tmp_path: Path) -> None:
     asked = some_requests(6, tokens=8)
     directory = model_directory("qwen3_moe", tmp_path / "model")
     expected = alone(directory, asked, **OPTIONS)
-    case = Case("tp=2 experts=2", directory, answered_twice, asked, **OPTIONS)
+    first = tmp_path / "first"
+    case = Case("tp=2 experts=2", directory, AnsweredTwice(first), asked, **OPTIONS)
     addresses = [meeting_place(tmp_path)]
     ranks = start(run_rank, ([case], addresses, str(tmp_path), DiesAt(1, layer=1, when=5)), 4, join=False)
     until(lambda: ranks.processes[3].exitcode is not None, "its death")
     assert ranks.processes[3].exitcode == -signal.SIGKILL
+    until(first.exists, "the answers of those that are left")
     new = start(in_its_place, ([case], addresses, str(tmp_path)), 1, join=False)
     processes = [*ranks.processes[:3], *new.processes]
     until(lambda: all(process.exitcode is not None for process in processes), "their end")
