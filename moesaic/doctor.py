@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 
 import moesaic
 from moesaic.kernels import hardware, native
+from moesaic.kernels.native import build
 from moesaic.serve.core.memory import free_bytes
 from moesaic.units import readable_bytes
 
@@ -166,10 +167,13 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _compiler() -> Finding:
-    if native.kernels() is not None:
-        return Finding("compiled kernels", "in use on the CPU", in_quickstart=True)
+    name, found = "compiled kernels", native.built()
+    if isinstance(found, native.NativeKernels):
+        return Finding(name, "in use on the CPU", in_quickstart=True)
     remedy = "Install a C compiler (apt-get install gcc): serving on the CPU is much faster with it."
-    return Finding("compiled kernels", "missing: there is no C compiler", False, remedy, in_quickstart=True)
+    if build.compiler() is not None:
+        remedy = "Mend that, or install another compiler (apt-get install gcc): the CPU is much slower without them."
+    return Finding(name, f"missing: {found}", False, remedy, in_quickstart=True)
 
 
 def _processor() -> str:

@@ -12,6 +12,7 @@ from moesaic import doctor
 from moesaic.cli import main
 from moesaic.kernels import hardware, native
 from moesaic.kernels.hardware import Processor
+from moesaic.kernels.native import build
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,8 @@ def test_what_is_missing_comes_with_its_remedy(monkeypatch: pytest.MonkeyPatch, 
         return version(package)
 
     monkeypatch.setattr(doctor, "version", without_ray)
-    monkeypatch.setattr(native, "kernels", lambda: None)
+    monkeypatch.setattr(native, "built", lambda: build.NotBuilt("there is no C compiler"))
+    monkeypatch.setattr(build, "compiler", lambda: None)
     found = {finding.name: finding for finding in doctor.examine()}
     assert not found["ray"].fine and "moesaic[cluster]" in found["ray"].remedy
     assert not found["compiled kernels"].fine and "compiler" in found["compiled kernels"].remedy

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moesaic import kernels
+from moesaic import doctor, kernels
 from moesaic.kernels import cpu, native
 from moesaic.kernels.native import build
 from tests.waiting import PATIENCE
@@ -18,8 +18,7 @@ from tests.waiting import PATIENCE
 COMPILER = build.compiler()
 
 
-def answers(library: ctypes.CDLL | None) -> None:
-    assert library is not None
+def answers(library: ctypes.CDLL) -> None:
     x, weight = torch.randn(3, 20), torch.randn(7, 20)
     with torch.inference_mode():
         y = native.NativeKernels(library).linear(x, weight)
@@ -76,27 +75,54 @@ def test_another_processor_compiles_for_itself(tmp_path, built, monkeypatch):
         assert len(list((tmp_path / "cache").iterdir())) == number
 
 
-def test_without_a_compiler_the_library_serves(tmp_path, monkeypatch):
-    assert build.library(tmp_path, None) is None
-    assert not list(tmp_path.iterdir())
+@pytest.fixture
+def anew(tmp_path, monkeypatch):
+    """Kernels are looked for again, in a folder where none are."""
+    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path / "cache")
+    native.built.cache_clear()
+    yield
+    native.built.cache_clear()
+
+
+def test_without_a_compiler_the_library_serves(tmp_path, monkeypatch, caplog, anew):
+    with pytest.raises(build.NotBuilt, match="no C compiler"):
+        build.library(tmp_path / "cache", None)
     monkeypatch.setattr(build, "compiler", lambda: None)
-    native.kernels.cache_clear()
-    try:
-        assert kernels.choose("cpu") is cpu
-    finally:
-        native.kernels.cache_clear()
+    assert kernels.choose("cpu") is cpu and kernels.choose("cpu") is cpu
+    assert not (tmp_path / "cache").exists()
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "said, and once"
+    assert "no C compiler" in caplog.text
 
 
-def test_a_compiler_that_fails(tmp_path):
-    fake = tmp_path / "cc"
-    fake.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\nexit 1\n')
-    fake.chmod(0o755)
-    assert build.library(tmp_path / "cache", str(fake)) is None
+def failing(folder: Path, saying: str) -> str:
+    program = folder / "cc"
+    program.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit 0\n{saying}\nexit 1\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_a_compiler_that_fails_is_heard(tmp_path, monkeypatch, caplog, anew):
+    """Whatever is wrong with the sources or the compiler: library calls would give the same, only slower."""
+    saying = 'echo "rows.c: In function rows:" >&2; echo "rows.c:7:3: error: conflicting types for gate" >&2'
+    compiler = failing(tmp_path, saying)
+    monkeypatch.setattr(build, "compiler", lambda: compiler)
+    assert kernels.choose("cpu") is cpu
+    assert "rows.c:7:3: error: conflicting types for gate" in caplog.text and compiler in caplog.text
+    assert "\n" not in caplog.messages[0] and "moesaic doctor" in caplog.messages[0]
+    told = {finding.name: finding for finding in doctor.examine()}["compiled kernels"]
+    assert not told.fine and "conflicting types for gate" in told.found and "compiler" in told.remedy
+
+
+@pytest.mark.parametrize(("saying", "told"), [("true", "status 1 and said nothing"), ("echo Killed >&2", "cc: Killed")])
+def test_a_compiler_that_says_little(tmp_path, saying, told):
+    with pytest.raises(build.NotBuilt, match=told):
+        build.library(tmp_path / "cache", failing(tmp_path, saying))
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    assert build.library(tmp_path / "file" / "cache", COMPILER) is None
+    with pytest.raises(build.NotBuilt, match="file"):
+        build.library(tmp_path / "file" / "cache", COMPILER)
 
 
 def test_processes_that_start_at_once(tmp_path, built):

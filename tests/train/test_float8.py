@@ -6,6 +6,7 @@ pytest tests/train/test_float8.py
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -23,9 +24,11 @@ from moesaic.recipe import load_recipe
 from moesaic.train import float8
 from moesaic.train.objectives.next_token import NextToken
 from moesaic.train.pretrain import pretrain
+from moesaic.train.validate import check
 from tests.train.small import small_mixture
 from tests.train.tiny_runs import VOCAB, batch
 
+ROOT = Path(__file__).parents[2]
 CONFIG = small_mixture(
     VOCAB, 64, GroupedQuery(2, 1, 32), Rope(16), [Layer(Dense(64)), Layer(Experts(4, 2, 64))], init_std=0.1
 )
@@ -109,3 +112,12 @@ def test_what_cannot_be_in_float8_is_refused(overrides, problem, recipe_file, tm
 def test_without_tensor_cores_for_it_there_is_none():
     with pytest.raises(UserError, match="tensor cores .* this machine has no GPU.*Set it to bfloat16"):
         float8.check(CONFIG, torch.device("cpu"))
+
+
+def test_the_recipe_for_a_gpu_has_sizes_for_it(monkeypatch):
+    """Its line with fp8 cannot be run here."""
+    monkeypatch.setattr(float8, "matmuls", lambda device: None)
+    recipe = load_recipe(ROOT / "recipes/gpu.yaml", ["train.dtype=fp8"])
+    check(recipe)
+    with pytest.raises(UserError, match="multiples of 128"):
+        check(load_recipe(ROOT / "recipes/gpu.yaml", ["train.dtype=fp8", "model.expert_hidden=200"]))

@@ -47,11 +47,20 @@ from moesaic.kernels.token_selection import best_tokens, select_tokens
 GATES = ("silu", CLAMPED, "sigmoid")  # that native code has, by number; experts have the first two
 
 
-@cache
 def kernels() -> NativeKernels | None:
-    """The native kernels of this machine, compiled on the first call; None where there is no compiler."""
-    library = build.library(build.cache_folder(), build.compiler())
-    return None if library is None else NativeKernels(library)
+    """The native kernels of this machine, compiled on the first call; None where they could not be."""
+    found = built()
+    return found if isinstance(found, NativeKernels) else None
+
+
+@cache
+def built() -> NativeKernels | build.NotBuilt:
+    """They, or why they are not there, which is also said aloud once: nothing else tells, but for the time it takes."""
+    try:
+        return NativeKernels(build.library(build.cache_folder(), build.compiler()))
+    except build.NotBuilt as problem:
+        build.logger.warning("no compiled kernels, which makes a CPU slow: %s (see moesaic doctor)", problem)
+        return problem
 
 
 def _plain(*tensors: Tensor | None) -> bool:

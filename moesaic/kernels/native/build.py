@@ -1,13 +1,14 @@
 """Compile the C sources of this folder once per machine and source, and load them.
 
-The compiler is the system's (cc, gcc or clang). Where there is none, or it fails, there are no native kernels, and the
-library calls of `kernels.cpu` do all the work.
+The compiler is the system's (cc, gcc or clang). Where there is none, or it fails, there are no native kernels, the
+library calls of `kernels.cpu` do all the work, and `NotBuilt` says why.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import platform
 import shutil
 import subprocess
@@ -19,13 +20,19 @@ import torch  # noqa: F401  (loads the OpenMP runtime that is looked for below)
 
 from moesaic import atomic
 
+logger = logging.getLogger("moesaic.kernels")
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-fno-schedule-insns")
+COMPILERS = ("cc", "gcc", "clang")
 DIGEST = 32  # bytes of a checksum behind the library: a file cut short must not be mapped
 
 
+class NotBuilt(Exception):
+    """There are no native kernels: why, in a line."""
+
+
 def compiler() -> str | None:
-    return next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+    return next((found for name in COMPILERS if (found := shutil.which(name))), None)
 
 
 def cache_folder() -> Path:
@@ -42,20 +49,32 @@ def threading_runtime() -> str | None:
     return next((path for path in sorted(mapped) if Path(path).name.startswith(names)), None)
 
 
-def library(folder: Path, compiler: str | None) -> ctypes.CDLL | None:
-    """The compiled kernels, from `folder` if they are there; None where they cannot be had."""
+def library(folder: Path, compiler: str | None) -> ctypes.CDLL:
+    """The compiled kernels, from `folder` if they are there."""
     if compiler is None:
-        return None
+        raise NotBuilt(f"there is no C compiler ({', '.join(COMPILERS)})")
     runtime = threading_runtime()
+    problem = ""
     # Not linked against a runtime of the compiler's choice: its functions are found in the one already loaded.
     for threads in (("-fopenmp",), ()) if runtime else ((),):
         try:
             if runtime:
                 ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
             return _load(folder, compiler, threads)
-        except (OSError, subprocess.SubprocessError):
-            continue
-    return None
+        except (OSError, subprocess.SubprocessError) as error:
+            problem = f"{compiler}: {_said(error)}"
+    raise NotBuilt(problem)
+
+
+def _said(error: Exception) -> str:
+    """The line of a compiler's complaint that says what is wrong."""
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = [line.strip() for line in error.stderr.decode(errors="replace").splitlines() if line.strip()]
+        found = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
+        return found[:300] or f"ended with status {error.returncode} and said nothing"
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"took longer than {error.timeout:.0f} s"
+    return str(error)[:300]
 
 
 def _load(folder: Path, compiler: str, threads: tuple[str, ...]) -> ctypes.CDLL:
