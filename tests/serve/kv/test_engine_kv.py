@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -240,11 +239,6 @@ def test_who_prunes_once_takes_no_rounds(name: str) -> None:
 
 
 def test_models_that_cannot_be_pruned(model: Model) -> None:
-    from moesaic.model.transformer import Model as Made
-
-    windowed = replace(model.config, layers=tuple(replace(layer, window=8) for layer in model.config.layers))
-    with pytest.raises(UserError, match="window"):
-        Engine(Made(windowed), kv_policy=made("sinks", {}), cache_bytes=1 << 22)
     with pytest.raises(UserError, match="latent attention"):
         Engine(tiny_latent_model(), kv_policy=made("sinks", {}), cache_bytes=1 << 22)
     with pytest.raises(UserError, match="float8"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +35,8 @@ class CompactKernels(WrappedKernels):
         run, store = getattr(self.plain, "run_retained_layers", None), self.sequences[0].store
         if run is None or not store.is_native or len(x_TD) > MAX_STACK_TOKENS:
             return None
+        if not all(compact.one_window() for compact in self.sequences):
+            return None
         records = [compact.native(store.query_heads) for compact in self.sequences]
         if any(record is None for record in records):
             return None
@@ -64,7 +67,11 @@ def attend(compact: CompactRequest, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor,
     kv_heads, rows = k_NMC.shape[:2]
     q_NGTC = q_THC.view(new, kv_heads, -1, size).permute(1, 2, 0, 3)
     hidden = _hidden(compact.missing(layer), new, rows, q_THC.device)
-    scored = 0 if new <= FEW_QUERIES else compact.first_scored  # from here on the attention weights are needed
+    before = compact.store.windows.hidden(layer, new, rows, q_THC.device)
+    if before is not None:
+        hidden = before if hidden is None else hidden | before
+    asked = new if compact.store.windows.sizes[layer] is not None else compact.first_scored
+    scored = 0 if new <= FEW_QUERIES else asked  # from here on the attention weights are needed
     pieces = []
     if scored:
         pieces.append(_fused(q_NGTC[:, :, :scored], k_NMC, v_NMC, hidden, scale))
@@ -74,7 +81,7 @@ def attend(compact: CompactRequest, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor,
         part = None if hidden is None else hidden[:, start:stop]
         out, weights_NGTM = _explicit(q_NGTC[:, :, start:stop], k_NMC, v_NMC, part, scale)
         pieces.append(out)
-        if stop > compact.first_scored:
+        if stop > asked:
             compact.add_scores(layer, weights_NGTM.sum(1), start)
     out_NGTC = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
     return out_NGTC.permute(2, 0, 1, 3).reshape(new, heads, size)
@@ -90,8 +97,23 @@ def _native(compact: CompactRequest, q_THC: Tensor, layer: int, scale: float) ->
         compact.records = compact.native(q_THC.shape[1]) if store.is_native else None
     if compact.records is None:
         return None
-    span_14 = torch.tensor([[0, len(q_THC), 0, 0]])
-    return library.attend_retained(q_THC, store.cache, span_14, compact.records[layer:], store.heads, scale)
+    if store.windows.sizes[layer] is not None and not compact.one_window():
+        each = [
+            _of_one_call(
+                library, compact, q_THC[token : token + 1], compact.native(q_THC.shape[1], token), layer, scale
+            )
+            for token in range(len(q_THC))
+        ]
+        return torch.cat(each)
+    return _of_one_call(library, compact, q_THC, compact.records, layer, scale)
+
+
+def _of_one_call(
+    library: Any, compact: CompactRequest, q_THC: Tensor, records: Any, layer: int, scale: float
+) -> Tensor:
+    store, span_14 = compact.store, torch.tensor([[0, len(q_THC), 0, 0]])
+    out_THC: Tensor = library.attend_retained(q_THC, store.cache, span_14, records[layer:], store.heads, scale)
+    return out_THC
 
 
 def _hidden(missing_NM: Tensor | None, new: int, rows: int, device: torch.device) -> Tensor | None:

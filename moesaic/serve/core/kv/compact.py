@@ -46,6 +46,7 @@ class CompactRequest:
         self.recorded_queries = self.policy.encoding.queries if self.policy.encoding is not None else 0
         self.queries_LQHC: Tensor | None = None
         self.records: Any = None  # of a step that native code computes layer by layer
+        self._held: dict[int | None, Tensor] = {}  # what records point at
         self.notes: dict[str, Any] = {}  # the policy's own, from one pruning to the next
 
     # How large it is
@@ -189,21 +190,35 @@ class CompactRequest:
             self.queries_LQHC = torch.zeros(shape, dtype=torch.bfloat16, device=self.store.device)
         return self.queries_LQHC
 
-    def native(self, heads: int) -> Any:
-        """All of it as native code reads it, a record for each layer; None where that does not know the form."""
+    def one_window(self) -> bool:
+        """Whether no row that one of the new tokens sees lies before the window of a later one."""
+        windows = self.store.windows
+        return self.new == 1 or not windows.any or bool((windows.seen(self.widths) == self.widths).all())
+
+    def native(self, heads: int, token: int | None = None) -> Any:
+        """All of it as native code reads it, a record for each layer; None where that does not know the form. With a
+        token, as that one of the new ones sees it."""
         store, encoding = self.store, self.policy.encoding
         if not store.is_native or any(e and not even for e, even in zip(self.encoded, self.even)):
             return None
         made = np.zeros(store.layers, RETAINED)
         rows_LNB, _, scores_LNB = self._buffers
+        later = 0 if token is None else self.new - 1 - token
         layer_L, encoded_L = np.arange(store.layers), np.array(self.encoded)
-        first_L = layer_L * rows_LNB.stride(0) + self.columns - np.array(self.widths)  # columns of a layer begin here
+        seen_L = store.windows.seen([width - later for width in self.widths])
+        first_L = layer_L * rows_LNB.stride(0) + self.columns - later - seen_L  # columns of a layer begin here
         made["rows"] = rows_LNB.data_ptr() + 4 * (first_L + encoded_L)
-        self._plain_counts_LN = self.counts_LN - torch.tensor(self.encoded)[:, None]  # which native code reads
-        made["counts"] = self._plain_counts_LN.data_ptr() + 8 * store.heads * layer_L
+        plain_L = seen_L - encoded_L
+        counts_LN = self.counts_LN - torch.tensor(self.encoded)[:, None] - later
+        self._held[token] = counts_LN = counts_LN.minimum(torch.from_numpy(plain_L)[:, None])
+        made["counts"] = counts_LN.data_ptr() + 8 * store.heads * layer_L
         made["scores"] = scores_LNB.data_ptr() + 4 * first_L if self.first_scored < self.new else 0
-        made["stride"], made["plain"] = rows_LNB.stride(1), np.array(self.widths) - encoded_L
-        made["position"], made["scored"], made["decay"] = self.computed, self.first_scored, self.policy.decay
+        made["stride"], made["plain"] = rows_LNB.stride(1), plain_L
+        made["position"] = self.computed + (token or 0)
+        made["scored"], made["decay"] = self.first_scored, self.policy.decay
+        for layer, size in enumerate(store.windows.sizes):
+            if size is not None:
+                made["scores"][layer] = 0  # nobody asks
         if self.recorded_queries:
             queries_LQHC = self.room_for_queries(heads)
             made["queries"] = queries_LQHC.data_ptr() + 2 * queries_LQHC.stride(0) * layer_L
@@ -228,17 +243,21 @@ class CompactRequest:
         self.computed, self.new = computed, 0
         if self.computed < self.due:
             return []
+        windows = self.store.windows
         statistics = AttentionStatistics(
             self.computed,
             self.prompt,
             tokens[: self.computed],
-            self.positions_LNM,
-            self.scores_LNM,
-            lambda layer: self.read(layer)[0],
+            windows.shown(self.positions_LNM),
+            windows.shown(self.scores_LNM),
+            lambda number: self.read(windows.judged[number])[0],
             lambda: self.store.kinds,
             self.notes,
         )
         retained = self.policy.prune(statistics)
+        if retained is not None:
+            retained.check(self.policy, statistics.present_LNM, [self.encoded[layer] for layer in windows.judged])
+        retained = windows.with_all_layers(retained, self.positions_LNM, self.computed)
         self.due = self.policy.due(self.computed, self.prompt)
         self.scored_from = self.policy.score_from(self.due, self.prompt)
         return repack(self, retained, pages)

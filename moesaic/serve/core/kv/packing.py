@@ -26,7 +26,6 @@ def repack(compact: CompactRequest, retained: Retained | None, pages: list[int])
     """Retain some rows, quantize the oldest of them if the policy has an encoding; the pages that became free."""
     present_LNM = compact.positions_LNM >= 0
     if retained is not None:
-        retained.check(compact.policy, present_LNM, compact.encoded)
         kept_LNM = retained.rows_LNM & present_LNM
         kept_LNM[..., -1] = True  # the newest always stays: no head may be left with nothing to attend to
         if retained.onto_LNM is not None:
@@ -44,7 +43,8 @@ def repack(compact: CompactRequest, retained: Retained | None, pages: list[int])
 def _merge(compact: CompactRequest, onto_LNM: Tensor, kept_LNM: Tensor) -> None:
     """Write what every set of rows becomes into the one that stays for it."""
     store = compact.store
-    for layer, (onto_NM, kept_NM) in enumerate(zip(onto_LNM, kept_LNM)):
+    for layer in store.windows.judged:
+        onto_NM, kept_NM = onto_LNM[layer], kept_LNM[layer]
         k_NMC, v_NMC = compact.policy.merge(*compact.read(layer), onto_NM)
         rows = compact.rows_LNM[layer][kept_NM].long()
         store.keys_XC[rows], store.values_XC[rows] = k_NMC[kept_NM], v_NMC[kept_NM]
@@ -126,7 +126,10 @@ def _encode(compact: CompactRequest, encoding: Encoding, pages: Sequence[int]) -
     """Quantize the oldest plain rows but the first, in whole blocks. Columns are then: quantized rows, the first ones,
     the others."""
     store, before, first = compact.store, compact.encoded, encoding.first
-    after = [encoding.encoded_tokens(min(own)) for own in compact.counts_LN.tolist()]
+    after = [
+        encoding.encoded_tokens(min(own)) if size is None else 0  # rows of a window come and go
+        for own, size in zip(compact.counts_LN.tolist(), store.windows.sizes)
+    ]
     if after == before:
         return
     columns = [one.clone() for one in (compact.rows_LNM, compact.positions_LNM, compact.scores_LNM)]

@@ -15,6 +15,7 @@ from moesaic.model.layout import PagedCache
 from moesaic.model.transformer import Model
 from moesaic.serve.core.kv.compact import CompactRequest
 from moesaic.serve.core.kv.encoding import Encoding
+from moesaic.serve.core.kv.windows import WITHOUT, Windows
 from moesaic.serve.core.kv_policies import NEVER, KVPolicy, TokenKinds
 from moesaic.serve.core.request import Request
 
@@ -35,11 +36,9 @@ class Store:
 
     def __init__(self, model: Model, cache: PagedCache, policy: KVPolicy) -> None:
         attention = model.config.attention
-        remedy = "Serve this model without --kv-policy."
+        remedy = WITHOUT
         if not isinstance(attention, GroupedQuery):
             raise UserError("--kv-policy", "latent attention caches no keys and values that could be pruned", remedy)
-        if any(layer.window is not None for layer in model.config.layers):
-            raise UserError("--kv-policy", "the model has layers with a sliding window of their own", remedy)
         if attention.sinks:
             raise UserError("--kv-policy", "the model's heads have learned sinks, which no policy here weighs", remedy)
         if cache.layers and next(iter(cache.layers[0].values())).itemsize == 1:
@@ -47,7 +46,7 @@ class Store:
         keys, values = cache.whole.get("keys"), cache.whole.get("values")
         if keys is None or values is None:
             raise UserError("--kv-policy", "the model's layers differ in the shape of their KV cache", remedy)
-        self.model, self.policy = model, policy
+        self.model, self.policy, self.windows = model, policy, Windows(model.config.layers)
         self.layers, self.heads, self.size = len(model.config.layers), attention.kv_heads, attention.head_size
         self.page_size, self.pages = cache.page_size, cache.pages
         self.query_heads = attention.heads
