@@ -57,7 +57,7 @@ ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "minikv 25%": ("minikv", {"share": 0.25}),
 }
 FILE = RESULTS / "kv_cache.json"
-MOST_TOKENS = 7  # a number of four digits, and the end
+ONE, SEVERAL = 7, 24  # tokens of an answer: a number of four digits and the end, or three of them
 KEY = ("kind", "length", "number", "entry")
 
 
@@ -114,8 +114,10 @@ class Recording(CompactRequest):
                 own.append(score_NM)
 
 
-def read(model: Model, prompt: list[int], policies: list[KVPolicy]) -> tuple[Recording, Request, Engine]:
-    """A prompt with its whole cache; its first token is chosen."""
+def read(
+    model: Model, prompt: list[int], policies: list[KVPolicy], most: int = ONE
+) -> tuple[Recording, Request, Engine]:
+    """A prompt with its whole cache; the first of `most` tokens is chosen."""
     reading = Reading(len(prompt), policies)
     engine = Engine(model, kv_policy=reading, cache_bytes=pages_bytes(model, len(prompt)), max_requests=1, seed=0)
     store = engine.page_pool.store
@@ -123,7 +125,7 @@ def read(model: Model, prompt: list[int], policies: list[KVPolicy]) -> tuple[Rec
     recording = Recording(store, len(prompt))
     recording.recorded_queries = reading.queries
     recording.scores = {kind: [] for kind in reading.kinds}
-    request = engine.request(prompt, Sampling(max_tokens=MOST_TOKENS, temperature=0.0))
+    request = engine.request(prompt, Sampling(max_tokens=most, temperature=0.0))
     request.compact = recording
     engine.add(request)
     while not request.written and request.finish_reason is None:
@@ -192,7 +194,7 @@ def page_bytes(engine: Engine) -> int:
 
 def pages_bytes(model: Model, tokens: int) -> int:
     numbers = sum(torch.Size(shape).numel() for layer in model.cache_shapes() for shape in layer.values())
-    return numbers * model.dtype.itemsize * (-(-(tokens + MOST_TOKENS) // 16) + 2) * 16
+    return numbers * model.dtype.itemsize * (-(-(tokens + SEVERAL) // 16) + 2) * 16
 
 
 def check(model: Model, entries: list[str]) -> None:
@@ -203,7 +205,7 @@ def check(model: Model, entries: list[str]) -> None:
     recording, source, _ = read(model, prompt, list(policies.values()))
     for entry, policy in policies.items():
         engine = Engine(model, kv_policy=policy, cache_bytes=1 << 28, seed=0)
-        alone = engine.generate([prompt], max_tokens=MOST_TOKENS, temperature=0.0)[0].text
+        alone = engine.generate([prompt], max_tokens=ONE, temperature=0.0)[0].text
         other, request, _ = handed_over(model, recording, source, policy)
         assert written(other, request, source.tokens[len(prompt)]) == alone, entry
 
@@ -212,10 +214,12 @@ def answers(model: Model, case: tuple[Question, list[int]], entries: list[str]) 
     """Of each entry the score, the log-probability of the right answer where there is one, and what the cache held."""
     wanted, prompt = case
     policies = {entry: made(entry) for entry in entries}
-    recording, source, engine = read(model, prompt, [policy for policy in policies.values() if policy is not None])
+    several = len(wanted.answers) > 1
+    watched = [policy for policy in policies.values() if policy is not None]
+    recording, source, engine = read(model, prompt, watched, SEVERAL if several else ONE)
     assert model.tokenizer is not None
     first = source.tokens[len(prompt)]
-    answer = model.tokenizer.encode(f" {wanted.answers[0]}", special=False) if len(wanted.answers) == 1 else []
+    answer = model.tokenizer.encode(f" {wanted.answers[0]}", special=False) if not several else []
     found = {}
     for entry, policy in policies.items():
         if policy is not None:
