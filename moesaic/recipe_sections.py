@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
 from moesaic.methods import Method
 from moesaic.recipe_delta import DeltaSection
 from moesaic.recipe_offload import OffloadSection
+from moesaic.recipe_rows import RowsSection
 from moesaic.strict import STRICT, found, wrong
 
 Count = Annotated[int, Field(gt=0)]
@@ -141,6 +142,7 @@ class SourceSection(Section):
     weight: float = Field(1.0, gt=0, description="sampling weight, relative to the other sources")
     text: str = Field("text", description="the JSONL field or parquet column that holds the text")
     columns: tuple[str, ...] = Field((), description="numeric fields of its records that are kept with each document")
+    rows: RowsSection | None = None
     separator: str | None = Field(
         None, min_length=1, description="separates the documents of a text file; by default a file is one document"
     )

@@ -3,14 +3,16 @@
     places = places_of(Shards("out/data"), placeholder)       # where the text has a token that holds their place
     give_rows(Shards("out/data"), places, rows_RD)            # kept in out/data/rows/, found by whoever opens the data
 
-A row is for one token of the shards, whose number is then read by nobody. Packing puts rows into a batch's columns
-(`GIVEN` says where, `ROWS` what), and an objective that knows them feeds them to the model in place of embeddings. None
-of them is ever a target. Rows are memory-mapped; a prepared directory may have them added, or others in their place.
+Or records name files of rows, and preparing does both (`record_rows.py`). A row is for one token of the shards, whose
+number is then read by nobody. Packing puts rows into a batch's columns (`GIVEN` says where, `ROWS` what), and an
+objective that knows them feeds them to the model in place of embeddings. None of them is ever a target. Rows are
+memory-mapped; a prepared directory may have them added, or others in their place.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,12 +91,24 @@ def give_rows(data: Shards, places: np.ndarray, rows_RD: np.ndarray) -> None:
     problem = _wrong(places, rows_RD, data.tokens)
     if problem is not None:
         raise UserError("rows", problem, "Give a row of finite numbers for each place, places in order.")
-    kept = rows_RD if rows_RD.dtype in (np.float16, np.float32) else rows_RD.astype(np.float32)
-    with atomic.replacing(data.directory / FOLDER, kept.nbytes + places.nbytes + 4096) as fresh:
+    write_rows(data.directory, places, [rows_RD], rows_RD.shape, half=rows_RD.dtype == np.float16)
+
+
+def write_rows(
+    directory: Path, places: np.ndarray, parts: Iterable[np.ndarray], shape: tuple[int, ...], half: bool = False
+) -> None:
+    """The same with what is known to be right, in parts of which one is in memory at a time."""
+    kind = np.dtype(np.float16 if half else np.float32)
+    room = shape[0] * shape[1] * kind.itemsize + places.nbytes + 4096
+    with atomic.replacing(directory / FOLDER, room) as fresh:
         np.save(fresh / "places.npy", places)
-        np.save(fresh / "values.npy", kept)
+        with (fresh / "values.npy").open("wb") as file:
+            header = {"descr": kind.str, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            for rows_RD in parts:
+                file.write(np.ascontiguousarray(rows_RD, kind).tobytes())
         sums = [checksum(fresh / name) for name in FILES]
-        (fresh / FACTS).write_text(json.dumps({"rows": len(places), "size": kept.shape[1], "checksums": sums}))
+        (fresh / FACTS).write_text(json.dumps({"rows": len(places), "size": shape[1], "checksums": sums}))
 
 
 def _wrong(places: np.ndarray, rows: np.ndarray, tokens: int) -> str | None:

@@ -16,7 +16,9 @@ from typing import IO, Any, BinaryIO, cast
 import pyarrow
 import pyarrow.parquet
 
+from moesaic.data.record_rows import MarkedRows, rows_of
 from moesaic.json_lines import is_unicode
+from moesaic.recipe_rows import RowsSection
 
 MAX_RECORD_BYTES = 64 << 20  # bytes of the largest record; a longer one is broken
 BLOCK = 1 << 20
@@ -38,6 +40,17 @@ class Document:
     text: str
     after: ReadPosition
     fields: Mapping[str, float] = field(default_factory=dict)
+    rows: MarkedRows | None = None
+
+    @property
+    def identity(self) -> str:
+        """What copies of it have, too."""
+        return self.text if self.rows is None else self.rows.identity(self.text)
+
+    @property
+    def pieces(self) -> list[str]:
+        """Its text, between rows."""
+        return [self.text] if self.rows is None else self.rows.pieces(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +73,7 @@ class Format:
     text: str = "text"
     columns: Sequence[str] = ()
     separator: str | None = None
+    rows: RowsSection | None = None
 
 
 def read_file(path: Path, form: Format, start: ReadPosition) -> Iterator[Record]:
@@ -107,7 +121,7 @@ def _json_lines(path: Path, form: Format, start: ReadPosition, compression: str 
             yield BrokenRecord(str(path), after.record, text.why, after)
             continue
         try:
-            yield _document(json.loads(text), form, after)
+            yield _document(json.loads(text), form, after, path.parent)
         except RecursionError:
             yield BrokenRecord(str(path), after.record, "nested too deeply", after)
         except json.JSONDecodeError as error:
@@ -123,14 +137,15 @@ def _parquet(path: Path, form: Format, start: ReadPosition, compression: str | N
         raise ValueError("a parquet file is compressed inside; unpack this one")
     with pyarrow.parquet.ParquetFile(path) as file:
         names = file.schema_arrow.names
-        if missing := [name for name in (form.text, *form.columns) if name not in names]:
+        wanted = [form.text, *form.columns, *([form.rows.field] if form.rows else [])]
+        if missing := [name for name in wanted if name not in names]:
             raise ValueError(f'no column "{missing[0]}"; it has {", ".join(names)}')
         first = 0
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
             if first + rows > start.record:
                 number = first
-                for batch in file.iter_batches(64, row_groups=[group], columns=[form.text, *form.columns]):
+                for batch in file.iter_batches(64, row_groups=[group], columns=wanted):
                     for row in _rows(batch) if number + batch.num_rows > start.record else [None] * batch.num_rows:
                         number += 1
                         if number > start.record:
@@ -138,7 +153,7 @@ def _parquet(path: Path, form: Format, start: ReadPosition, compression: str | N
                             try:
                                 if isinstance(row, _NotText):
                                     raise _WrongRecordError(row.why)
-                                yield _document(row, form, after)
+                                yield _document(row, form, after, path.parent)
                             except _WrongRecordError as error:
                                 yield BrokenRecord(str(path), number, str(error), after)
             first += rows
@@ -162,7 +177,7 @@ class _WrongRecordError(Exception):
     pass
 
 
-def _document(record: Any, form: Format, after: ReadPosition) -> Document:
+def _document(record: Any, form: Format, after: ReadPosition, folder: Path) -> Document:
     if not isinstance(record, dict):
         raise _WrongRecordError("not an object with fields")
     if form.text not in record:
@@ -180,7 +195,11 @@ def _document(record: Any, form: Format, after: ReadPosition) -> Document:
         if not isinstance(value, int | float) or not abs(value) < 1e38:  # as large as a column can hold; never nan
             raise _WrongRecordError(f'the field "{name}" is {"missing" if value is None else "not a number"}')
         fields[name] = float(value)
-    return Document(text, after, fields)
+    try:
+        rows = rows_of(record, text, folder, form.rows) if form.rows is not None else None
+    except ValueError as error:
+        raise _WrongRecordError(str(error)) from None
+    return Document(text, after, fields, rows)
 
 
 @dataclass(frozen=True)

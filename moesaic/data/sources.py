@@ -121,7 +121,7 @@ class Files:
                 if left <= 0:
                     break
                 if isinstance(record, Document) and record.text:
-                    text = record.text[: 4 * left]
+                    text = "".join(record.pieces)[: 4 * left]
                     yield text
                     left -= len(text.encode())
                     budget -= len(text.encode())
@@ -180,7 +180,7 @@ class Episodes(Tasks):
 def open_source(source: SourceSection, place: str = "data.sources") -> Corpus:
     """The corpus that a source names; `place` is where a mistake in it is to be found."""
     here = f"{place}: {source.name}"
-    form = Format(source.text, source.columns, source.separator)
+    form = Format(source.text, source.columns, source.separator, source.rows)
     if source.path.startswith(BUILTIN):
         return _builtin(source, here, form)
     paths = [path for path in _paths(source.path, here) if _size(path)]
@@ -193,9 +193,13 @@ def open_source(source: SourceSection, place: str = "data.sources") -> Corpus:
 
 def _with_fields(files: Files, here: str) -> Files:
     texts = [path for path in files.paths if is_text(path)]
-    if texts and files.form.columns:
+    if texts and (files.form.columns or files.form.rows):
         problem = f"{texts[0]} is text, whose documents have no fields"
-        raise UserError(f"{here}: columns", problem, "Leave it out, or name files such as *.jsonl in path.")
+        raise UserError(
+            f"{here}: {'columns' if files.form.columns else 'rows'}",
+            problem,
+            "Leave it out, or name files such as *.jsonl in path.",
+        )
     return files
 
 
@@ -214,7 +218,7 @@ def _builtin(source: SourceSection, here: str, form: Format) -> Corpus:
         raise UserError(here, f'there is no "{source.path}"{did_you_mean(name, known)}')
     for family in families:
         check_family(family, here, as_source=True)
-    for key in ("columns", "separator"):
+    for key in ("columns", "separator", "rows"):
         if getattr(source, key):
             raise UserError(f"{here}: {key}", "tasks are text, one document each, without fields", "Leave it out.")
     return Tasks(families, source.documents or TASKS)

@@ -11,7 +11,7 @@ from typing import Any
 
 from moesaic.model import lineage
 from moesaic.model.facts import bits_per_weight, describe_layers, facts
-from moesaic.model.formats.checkpoint import Checkpoint
+from moesaic.model.formats.language_part import LanguagePart
 from moesaic.model.formats.matching import match
 from moesaic.model.formats.opening import is_compressed, open_checkpoint
 from moesaic.model.value_head import has_head
@@ -39,7 +39,7 @@ def model_summary(directory: Path) -> dict[str, Any]:
         "labels": config.encoder.classifier.labels if config.encoder and config.encoder.classifier else 0,
         "dtype": config.dtype,
         "disk_bytes": source.bytes,
-        "bits_per_weight": bits_per_weight(Checkpoint(directory), config),
+        "bits_per_weight": bits_per_weight(LanguagePart(directory), config),
         "compressed": is_compressed(source),
         "run_bytes": source.bytes if is_compressed(source) else known.run_bytes,
         "train_bytes": known.train_bytes,

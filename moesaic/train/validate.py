@@ -7,6 +7,7 @@ from pathlib import Path
 from moesaic.data.columns import check_column, columns_of, scorers
 from moesaic.data.curricula import Curriculum
 from moesaic.data.mixture import phases_of
+from moesaic.data.record_rows import row_size
 from moesaic.data.reuse import load_reuse
 from moesaic.data.stream import Stream, TokenStream
 from moesaic.data.tokenizer_training import SPECIAL, load_tokenizer
@@ -47,6 +48,11 @@ def check(recipe: Recipe) -> None:
     phases_of(recipe.data)
     if recipe.train.dtype == "fp8":
         float8.check(config, hardware.device())
+    if (size := row_size(recipe.data)) is not None:
+        check_rows(recipe, "data.sources: rows")
+        if size != config.hidden:
+            problem = f"{size} numbers in a row, and {config.hidden} in the model's hidden states"
+            raise UserError("data.sources: rows.size", problem, "The encoder of rows must make as many.")
     load_reuse(recipe.data.reuse)
     if recipe.data.sequence_length > config.context:
         problem = f"{recipe.data.sequence_length} tokens, and the model's context has {config.context}"
@@ -187,7 +193,7 @@ def fit_warmup(recipe: Recipe) -> tuple[Recipe, bool]:
 def fit_to_data(recipe: Recipe, data: Stream) -> tuple[Recipe, bool]:
     """The recipe, and whether its run was shortened to where its data ends, so that the schedule ends there too."""
     if isinstance(data, TokenStream) and data.data.rows is not None:
-        check_rows(recipe, data)
+        check_rows(recipe, f"{data.data.directory} (rows in place of tokens)")
     if not isinstance(data, TokenStream) or (steps := data.batches(recipe.train.steps)) == recipe.train.steps:
         return recipe, False
     if not steps:
@@ -196,9 +202,8 @@ def fit_to_data(recipe: Recipe, data: Stream) -> tuple[Recipe, bool]:
     return recipe.changed(train={"steps": steps}), True
 
 
-def check_rows(recipe: Recipe, data: TokenStream) -> None:
+def check_rows(recipe: Recipe, where: str) -> None:
     """Data in which rows stand in place of tokens: whether everything passes them on."""
-    where = f"{data.data.directory} (rows in place of tokens)"
     if not recipe.build("train.objective", Objective).takes_rows:
         problem = f"{recipe.train.objective.name} reads tokens alone"
         raise UserError(where, problem, "Take the objective next_token, or data without rows.")

@@ -17,6 +17,7 @@ import numpy as np
 
 from moesaic.data.dedupe import Keys, keys_of
 from moesaic.data.quality import QualityScore
+from moesaic.data.record_rows import Placed
 from moesaic.data.records import BrokenRecord, Document, ReadPosition
 from moesaic.data.shards import token_type
 from moesaic.data.sources import Corpus
@@ -35,6 +36,7 @@ class Examined:
     tokens: Sequence[int] | np.ndarray
     held_out: bool
     columns: Mapping[str, float]
+    rows: Sequence[Placed] = ()
 
 
 Examinee = Examined | BrokenRecord
@@ -62,18 +64,19 @@ class Examination:
         full = [document for document in documents if document.text.strip()]
         scores = {name: scorer.score(full) for name, scorer in self.scorers.items()}
         tokenizer = _tokenizer(tuple(self.files.items()))
-        tokens = encoded(tokenizer, full)
+        texts = encoded(tokenizer, full)
         kind = token_type(len(tokenizer))
         found, at = [], 0
         for document in documents:
             if not document.text.strip():
                 found.append(Examined(document.after, 0, None, np.empty(0, kind), False, {}))
                 continue
-            keys = keys_of(document.text, self.dedupe)
+            keys = keys_of(document.identity, self.dedupe)
             values = column_values(document, self.columns, {name: score[at] for name, score in scores.items()})
-            held_out = is_held_out(document.text, self.held_out)
-            own = np.asarray(next(tokens), kind)
-            found.append(Examined(document.after, len(document.text), keys, own, held_out, values))
+            held_out = is_held_out(document.identity, self.held_out)
+            tokens, rows = next(texts)
+            own = np.asarray(tokens, kind)
+            found.append(Examined(document.after, len(document.text), keys, own, held_out, values, rows))
             at += 1
         return found
 
@@ -85,14 +88,20 @@ def _tokenizer(files: tuple[tuple[str, bytes], ...]) -> Tokenizer:
     return made
 
 
-def encoded(tokenizer: Tokenizer, documents: Sequence[Document]) -> Iterator[list[int]]:
-    """Tokens of each, its end included. A special token written out in a text stays text, so that no document can end
-    itself or pose as the user."""
+def encoded(tokenizer: Tokenizer, documents: Sequence[Document]) -> Iterator[tuple[list[int], list[Placed]]]:
+    """Tokens of each, its end included, and which of them rows stand in place of. A special token written out in a text
+    stays text, so that no document can end itself or pose as the user."""
     tokenizer.fast.encode_special_tokens = True
     end = end_of_document(tokenizer)
-    texts = [document.text for document in documents]
-    for encoding in tokenizer.fast.encode_batch_fast(texts, add_special_tokens=False):
-        yield [*encoding.ids, end]
+    pieces = [piece for document in documents for piece in document.pieces]
+    encodings = iter(tokenizer.fast.encode_batch_fast(pieces, add_special_tokens=False))
+    for document in documents:
+        tokens, rows = list(next(encodings).ids), []
+        for file in document.rows.files if document.rows is not None else ():
+            rows.append(Placed(file.path, file.rows, len(tokens)))
+            tokens += [end] * file.rows  # read by nobody
+            tokens += next(encodings).ids
+        yield [*tokens, end], rows
 
 
 def column_values(document: Document, columns: Sequence[str], scores: Mapping[str, float]) -> dict[str, float]:

@@ -36,6 +36,7 @@ from moesaic.data.preparation.examination import (
 from moesaic.data.preparation.request import check_same, preparation
 from moesaic.data.preparation.shard_writer import GrowingFile, ShardWriter
 from moesaic.data.quality import QualityScore
+from moesaic.data.record_rows import keep_rows, listed, row_size
 from moesaic.data.records import BrokenRecord, Document, ReadPosition
 from moesaic.data.shards import FORMAT, MANIFEST, Shards, read_manifest
 from moesaic.data.sources import open_source
@@ -78,6 +79,7 @@ class Taken:
     index: DocumentIndex
     writer: ShardWriter
     broken: GrowingFile
+    rows: GrowingFile  # a list of them
     columns: list[str]
 
 
@@ -155,7 +157,7 @@ class _Preparation:
         self.recipe, self.data, self.out, self.strict, self.on_status = recipe, recipe.data, out, strict, on_status
         self.examiner = examiner
         self.corpora = [open_source(source) for source in self.data.sources]
-        self.scorers = self._scorers()
+        self.scorers, self.row_size = self._scorers(), row_size(self.data)
         found = _read_progress(out)
         self.request = preparation(recipe, self.corpora)
         if found is not None:
@@ -172,6 +174,7 @@ class _Preparation:
         counts += [Counts(source.name) for source in self.data.sources[len(counts) :]]
         index = DocumentIndex(self.data.dedupe, work, progress.get("seen"))
         broken = GrowingFile(self.out / "broken.jsonl", progress.get("broken", 0))
+        rows = GrowingFile(work / "rows.jsonl", progress.get("rows", 0))
         writer = ShardWriter(self.out, len(self.tokenizer), columns, self.data.shard_tokens, progress.get("shards"))
 
         def save(source: int, place: ReadPosition) -> None:
@@ -179,6 +182,7 @@ class _Preparation:
                 shards=writer.state(),
                 seen=index.state(),
                 broken=broken.sync(),
+                rows=rows.sync(),
                 counts=[asdict(entry) for entry in counts],
                 source=source,
                 place=asdict(place),
@@ -190,7 +194,7 @@ class _Preparation:
         for number in range(first, len(self.corpora)):
             start = ReadPosition(**progress["place"]) if number == first and "place" in progress else ReadPosition()
             take = self._take_examined if self.examiner is not None else self._take
-            for place in take(number, start, counts[number], Taken(index, writer, broken, columns)):
+            for place in take(number, start, counts[number], Taken(index, writer, broken, rows, columns)):
                 self._report_status(number, place, counts)
                 if time.monotonic() - saved > SAVE_SECONDS:
                     save(number, place)
@@ -200,6 +204,9 @@ class _Preparation:
         shards = writer.finish()
         index.close()
         broken.close()
+        rows.close()
+        if self.row_size is not None:
+            keep_rows(self.out, rows.path, self.row_size)
         if not broken.size:
             broken.path.unlink()
         return self._finish(shards, counts, columns)
@@ -304,16 +311,18 @@ class _Preparation:
         counts.taken += len(chunk)
         kept = []
         for document in chunk:
-            if _is_new(into.index.check(document.text) if document.text.strip() else "empty", counts):
+            if _is_new(into.index.check(document.identity) if document.text.strip() else "empty", counts):
                 kept.append(document)
         scores = {name: scorer.score(kept) for name, scorer in self.scorers.items()}
-        for at, (document, tokens) in enumerate(zip(kept, encoded(self.tokenizer, kept), strict=True)):
-            held_out = is_held_out(document.text, self.data.held_out)
+        for at, (document, (tokens, rows)) in enumerate(zip(kept, encoded(self.tokenizer, kept), strict=True)):
+            held_out = is_held_out(document.identity, self.data.held_out)
             values = column_values(document, into.columns, {name: column[at] for name, column in scores.items()})
             size = len(document.text)
-            self._write(Examined(document.after, size, None, tokens, held_out, values), number, counts, into)
+            self._write(Examined(document.after, size, None, tokens, held_out, values, rows), number, counts, into)
 
     def _write(self, document: Examined, number: int, counts: Counts, into: Taken) -> None:
+        for placed in document.rows:
+            into.rows.append(listed(placed, into.writer.total))
         into.writer.append(document.tokens, number, document.held_out, document.columns)
         counts.documents += 1
         counts.tokens += len(document.tokens)

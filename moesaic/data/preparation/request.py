@@ -52,7 +52,10 @@ def check_same(found: dict[str, Any], recipe: Recipe, out: Path, corpora: Sequen
 def _request(recipe: Recipe) -> dict[str, Any]:
     data = recipe.dump()["data"]
     request = {f"data.{key}": data[key] for key in KEYS}
-    request["data.sources"] = [{key: source[key] for key in SOURCE_KEYS} for source in data["sources"]]
+    request["data.sources"] = [
+        {key: source[key] for key in SOURCE_KEYS} | ({"rows": source["rows"]} if source["rows"] else {})
+        for source in data["sources"]
+    ]
     if recipe.data.tokenizer is None:
         request["model.vocab"] = recipe.model.vocab
     return request

@@ -72,6 +72,11 @@ class ShardWriter:
         self._tokens = GrowingFile(token_file, tokens * self.type.itemsize)
         self._documents = GrowingFile(document_file, documents * self.row.itemsize)
 
+    @property
+    def total(self) -> int:
+        """Tokens of all shards."""
+        return self.tokens + sum(shard["tokens"] for shard in self.finished)
+
     def append(
         self, tokens: Sequence[int] | np.ndarray, domain: int, held_out: bool, columns: Mapping[str, float]
     ) -> None:

@@ -19,12 +19,13 @@ from typing import Any
 from moesaic.errors import UserError
 from moesaic.model.config import ModelConfig
 from moesaic.model.families.keys import Keys
+from moesaic.model.families.multimodal import language_model
 from moesaic.model.families.places import Place
 
 __all__ = ["Keys", "Place", "families", "family_for", "known", "read_config", "write_config"]
 
 # Shared by the families, not families themselves.
-_SHARED = {"encoders", "keys", "latent", "places", "sigmoid", "traits"}
+_SHARED = {"encoders", "keys", "latent", "multimodal", "places", "sigmoid", "traits"}
 
 
 def known() -> list[str]:
@@ -47,7 +48,9 @@ def families() -> list[ModuleType]:
 
 
 def read_config(raw: dict[str, Any], place: object) -> ModelConfig:
-    """config.json's content as a ModelConfig; what is missing, mistyped or impossible is a UserError naming `place`."""
+    """config.json's content as a ModelConfig, of a multimodal release that of its language model; what is missing,
+    mistyped or impossible is a UserError naming `place`."""
+    raw = language_model(raw, place)
     keys = Keys(raw, place)
     family = family_for(keys.text("model_type"), place)
     if raw.get("quantization_config"):

@@ -90,16 +90,20 @@ class Checkpoint:
         return sum(file.size for file in set(self._home.values()))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: file.tensors[name].shape for name, file in self._home.items()}
+        return {name: file.tensors[self._stored(name)].shape for name, file in self._home.items()}
 
     def tensor(self, name: str, part: Part = ()) -> Tensor:
-        return self._home[name].tensor(name, part)
+        return self._home[name].tensor(self._stored(name), part)
 
     def read_into(self, out: Tensor, name: str, part: Part = ()) -> None:
-        self._home[name].read_into(out, name, part)
+        self._home[name].read_into(out, self._stored(name), part)
 
     def dtype(self, name: str) -> torch.dtype:
-        return self._home[name].tensors[name].dtype
+        return self._home[name].tensors[self._stored(name)].dtype
+
+    def _stored(self, name: str) -> str:
+        """What a tensor is called in its file."""
+        return name
 
     def _identity(self) -> tuple[int, ...] | None:
         recover(self.place)

@@ -15,10 +15,10 @@ from moesaic.model.formats.compressed_tensors import CompressedTensors
 from moesaic.model.formats.float8 import Float8Source, is_float8
 from moesaic.model.formats.glm_int import GLMIntegers
 from moesaic.model.formats.gptq_awq import METHODS, GPTQAndAWQ
+from moesaic.model.formats.language_part import LanguagePart
 from moesaic.model.formats.mxfp4_experts import MXFP4, MXFP4Experts
 from moesaic.model.formats.nvfp4 import NVFP4Source, is_nvfp4
 from moesaic.model.formats.quantized import OURS, OwnLayout, Quantized
-from moesaic.model.formats.turned import TurnedCheckpoint
 
 
 class CompressedSource(Source, Protocol):
@@ -35,7 +35,7 @@ class CompressedSource(Source, Protocol):
 
 def open_checkpoint(path: str | Path) -> Checkpoint | CompressedSource | Float8Source | NVFP4Source:
     """A model directory, quantized or not."""
-    found = TurnedCheckpoint(path)
+    found = LanguagePart(path)
     settings = found.config.get(QUANTIZATION)
     if not settings:
         return GLMIntegers(found) if found.config.get(GLM_BITS) else found

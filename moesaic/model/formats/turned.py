@@ -68,10 +68,10 @@ class TurnedCheckpoint(Checkpoint):
     """A directory whose tensors are shown as the model has them. Of one expert, no more than that is read."""
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: shape_on_disk(turned_in(self.config, name), shape) for name, shape in super().shapes().items()}
+        return {name: shape_on_disk(self._turned(name), shape) for name, shape in super().shapes().items()}
 
     def tensor(self, name: str, part: Part = ()) -> Tensor:
-        turned = turned_in(self.config, name)
+        turned = self._turned(name)
         if turned == PLAIN:
             return super().tensor(name, part)
         if turned.by_head:
@@ -86,7 +86,10 @@ class TurnedCheckpoint(Checkpoint):
         return (found[rest] if rest else found).contiguous()
 
     def read_into(self, out: Tensor, name: str, part: Part = ()) -> None:
-        if turned_in(self.config, name) == PLAIN:
+        if self._turned(name) == PLAIN:
             super().read_into(out, name, part)
         else:
             out.copy_(self.tensor(name, part))
+
+    def _turned(self, name: str) -> Turned:
+        return turned_in(self.config, name)
