@@ -10,6 +10,7 @@ Ratio = peer's time / ours: above 1 we are faster.
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 import tempfile
@@ -47,7 +48,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_next": {"intermediate_size": 384, "moe_intermediate_size": 192, "shared_expert_intermediate_size": 192,
                    "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 32, "linear_num_key_heads": 3,
                    "linear_num_value_heads": 6, "linear_key_head_dim": 32, "linear_value_head_dim": 32},
+    "qwen3_5_moe_text": {"moe_intermediate_size": 192, "shared_expert_intermediate_size": 192, "num_experts": 8,
+                         "num_experts_per_tok": 2, "head_dim": 32, "linear_num_key_heads": 3,
+                         "linear_num_value_heads": 6, "linear_key_head_dim": 32, "linear_value_head_dim": 32},
+    "glm": {"intermediate_size": 384, "head_dim": 32, "pad_token_id": 0},
+    "ernie4_5_moe": {"intermediate_size": 384, "moe_intermediate_size": 192, "moe_num_experts": 8, "moe_k": 2,
+                     "pad_token_id": 0},
+    "kimi_k2": {"intermediate_size": 384, "moe_intermediate_size": 192, "kv_lora_rank": 64, "q_lora_rank": 96,
+                "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "n_routed_experts": 8,
+                "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+                "num_key_value_heads": 6},
+    "qwen3_vl_moe": {"intermediate_size": 384, "moe_intermediate_size": 192, "num_experts": 8,
+                     "num_experts_per_tok": 2, "head_dim": 32},
 }  # fmt: skip
+PEERS = {"kimi_k2": "deepseek_v3"}  # what the peer calls it
+EYES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4, "out_hidden_size": 192,
+        "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}  # fmt: skip
 PROMPT, ANSWER, TURNS = 200, 24, 3
 
 
@@ -93,12 +109,21 @@ def measured(name: str) -> dict[str, Any]:
 
 
 def models(name: str) -> tuple[transformers.PreTrainedModel, Model]:
-    config = transformers.AutoConfig.for_model(name, **SIZES, **FAMILIES[name])
+    sizes, kind = SIZES | FAMILIES[name], PEERS.get(name, name)
+    sees = name == "qwen3_vl_moe"  # the whole model, which is given text
+    given = {"text_config": sizes, "vision_config": EYES} if sees else sizes
+    config = transformers.AutoConfig.for_model(kind, **given)
     torch.manual_seed(0)
-    theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+    auto = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+    theirs = auto.from_config(config).eval()
+    for router in [tensor for tensor in theirs.parameters() if not tensor.any() and tensor.dim() == 2]:
+        torch.nn.init.normal_(router, std=SIZES["initializer_range"])  # which some begin with zeros
     with tempfile.TemporaryDirectory() as folder:
-        theirs.save_pretrained(Path(folder) / name)
-        return theirs, moesaic.load(Path(folder) / name, threads=1)
+        place = Path(folder) / name
+        theirs.save_pretrained(place)
+        raw = json.loads((place / "config.json").read_text())
+        (place / "config.json").write_text(json.dumps(raw | {"model_type": name}))
+        return theirs, moesaic.load(place, threads=1)
 
 
 def generated(model: transformers.PreTrainedModel, prompt: torch.Tensor, count: int) -> list[int]:

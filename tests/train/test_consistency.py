@@ -11,6 +11,7 @@ import pytest
 
 from moesaic.cli import main
 from moesaic.data.shards import Shards
+from moesaic.train import consistency
 from moesaic.train.consistency import agreement
 
 RECIPE = """
@@ -37,11 +38,20 @@ def test_regular_documents_score_higher_when_held_out_and_both_become_columns(
     for name, texts in (("rules", rules), ("noise", noise)):
         Path(f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     Path("recipe.yaml").write_text(RECIPE)
+    seen, scored, stream, predicted = [], [], consistency._stream, consistency.predicted
+    monkeypatch.setattr(consistency, "_stream", lambda small, some: seen.append(set(some)) or stream(small, some))
+    monkeypatch.setattr(
+        consistency,
+        "predicted",
+        lambda data, run, some, **how: scored.append(set(some)) or predicted(data, run, some, **how),
+    )
     options = ["--models", "4", "--steps", "16", "--length", "32", "--json"]
     assert main(["consistency", "recipe.yaml", "--out", "out", *options]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["documents"] == 120 and report["proxy"]["low"] <= report["proxy"]["rank"] <= report["proxy"]["high"]
     data = Shards("out/data")
+    for trained_on, asked in zip(seen[:4], scored[:4], strict=True):  # the fifth is for the proxy
+        assert not trained_on & asked and trained_on | asked == set(range(data.documents))
     for column in ("consistency", "consistency_proxy"):
         values = data.column(column)
         assert values[data.domain == 0].mean() > 1.5 * values[data.domain == 1].mean()
