@@ -2,8 +2,9 @@
 
     python -m bench.compress_zeroquant --model out/smollm2 --text wikitext2_valid.txt
 
-Calibrated on the last half of the text, measured on its first tokens (the same text: in-domain). Each entry without
-distillation stands beside the same one with it. Recorded one by one in bench/results/compress_zeroquant_MODEL.json.
+Calibrated on the last half of the text (from eight samples on half of them: the rest is of other kinds, as always),
+measured on its first tokens. Each entry without distillation stands beside the same one with it. Recorded one by one in
+bench/results/compress_zeroquant_MODEL.json.
 """
 
 from __future__ import annotations

@@ -73,13 +73,14 @@ class Reading(KVPolicy):
     def __init__(self, prompt: int, policies: list[KVPolicy]) -> None:
         kinds = {(policy.score_from(policy.due(0, prompt), prompt), policy.decay) for policy in policies}
         self.kinds = [kind for kind in kinds if kind[0] < prompt]
+        self.first = min((first for first, _ in self.kinds), default=prompt)
         self.queries = max((policy.encoding.queries for policy in policies if policy.encoding is not None), default=0)
 
     def due(self, computed: int, prompt: int) -> int:
         return prompt if computed < prompt else sys.maxsize
 
     def score_from(self, due: int, prompt: int) -> int:
-        return 0
+        return self.first
 
     def prune(self, seen: AttentionStatistics) -> Retained | None:
         return None
