@@ -1,6 +1,6 @@
 """What each method is without its idea, and the test that misses it: `tests/mutations.py` removes them in turn."""
 
-from tests.ideas import align, compress, data, evaluate, pretraining, serve, train, worlds
+from tests.ideas import align, compress, data, evaluate, pretraining, rewards, serve, train, worlds
 from tests.ideas.idea import Idea
 
 __all__ = ["IDEAS", "Idea"]
@@ -10,6 +10,7 @@ IDEAS: list[Idea] = [
     *data.IDEAS,
     *pretraining.IDEAS,
     *align.IDEAS,
+    *rewards.IDEAS,
     *compress.IDEAS,
     *serve.IDEAS,
     *worlds.IDEAS,
