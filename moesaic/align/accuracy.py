@@ -55,6 +55,11 @@ class Accuracy:
         opened = [TaskExamples(family, "test") for family in families]
         return cls([opened[n % len(opened)][n // len(opened)] for n in range(count)], max_tokens, environment, also)
 
+    @property
+    def shows(self) -> bool:
+        """Whether there are pictures, of which the first are to be of the model as it was at the start."""
+        return any(type(reward).show is not Reward.show for _, _, reward in self.also)
+
     def __call__(self, model: Model) -> dict[str, float]:
         engine = Engine(model, seed=0)
         sampling = {"max_tokens": self.max_tokens, "temperature": 0.0}

@@ -34,6 +34,7 @@ from moesaic.parallel.layout import ParallelLayout
 from moesaic.parallel.world import World
 from moesaic.recipe import Recipe
 from moesaic.train import init
+from moesaic.train.checkpoints import SHOWN
 from moesaic.train.loop import train
 from moesaic.train.ranks import check_parallel, open_world
 from moesaic.train.report.metrics import EVENTS, METRICS
@@ -147,8 +148,10 @@ def begin(
 
     with world.evaluating(initial):
         measure = stage.measure(initial) if stage.evaluate_every else None
-    if isinstance(measure, Accuracy) and world.is_main:
-        measure.out = out
+        if isinstance(measure, Accuracy):
+            measure.out = out if world.is_main else None
+            if measure.shows and not (out / SHOWN).exists():  # a run that resumes has these pictures
+                measure(initial)
     run = Run(
         of_stage(recipe, stage, model),
         out,

@@ -106,7 +106,16 @@ def test_a_policy_learns_from_slides_and_is_measured_on_held_out_ones(base, tmp_
         f'{{name: policy, steps: 2, lr: 0.001, data: [{{path: "builtin:slides"}}], rewards: [{rewards}], prompts: 1, '
         "group: 2, max_tokens: 6, evaluate_every: 1, evaluate: 2, normalise: each}",
     )
+    shown: list[bool] = []
+    show = slides_page.write
+
+    def noted(out, *rest) -> None:
+        shown.append((out / "checkpoints").exists())
+        show(out, *rest)
+
+    monkeypatch.setattr(slides_page, "write", noted)
     align(recipe, base, tmp_path / "out", quiet=True)
+    assert len(shown) == 3 and not shown[0]  # the pictures of the start are of the model from before the first step
     lines = read_metrics(tmp_path / "out")
     assert {f"held_out/slides.{metric}" for metric in METRICS[:2]} <= lines[-1].keys()
     assert all(line.get("reward_problems", 0) == 0 for line in lines)
