@@ -51,12 +51,12 @@ def run(seed: int) -> None:
     out, spent = OUT / str(seed), time.process_time()
     align(recipe_of(stages(seed)), base, out, quiet=True)
     spent = time.process_time() - spent
-    sampled, judge = out / "stages/2-rejection", out / "stages/3-reward_model"
+    start, judge = out / "stages/1-sft", out / "stages/2-reward_model"
     found = {
         "seed": seed,
         "seconds": round(spent, 1),
-        "reward_model": compared(sampled, judge),
-        "sft": right(sampled),
+        "reward_model": compared(start, judge),
+        "sft": right(start),
         "ppo": right(out),
         "curve": curve(out, "accuracy"),
         "mismatch_max": max(value for _, value in curve(out, "mismatch_max")),
@@ -67,11 +67,11 @@ def run(seed: int) -> None:
 
 def run_elsewhere(seed: int) -> None:
     """From the same model, the last two stages with other pairs."""
-    sampled, judge, out = OUT / f"{seed}/stages/2-rejection", OUT / f"{seed}-judge", OUT / f"{seed}-elsewhere"
-    _, _, model, policy = stages(seed)
-    align(recipe_of([model | {"data": [{"path": "builtin:sums"}], "pairs": 1000}]), sampled, judge, quiet=True)
-    align(recipe_of([policy | {"rewards": [{"name": "model", "path": str(judge)}]}]), sampled, out, quiet=True)
-    found = {"reward_model": compared(sampled, judge), "ppo": right(out), "curve": curve(out, "accuracy")}
+    start, judge, out = OUT / f"{seed}/stages/1-sft", OUT / f"{seed}-judge", OUT / f"{seed}-elsewhere"
+    _, model, policy = stages(seed)
+    align(recipe_of([model | {"samples": None, "pairs": 1000}]), start, judge, quiet=True)
+    align(recipe_of([policy | {"rewards": [{"name": "model", "path": str(judge)}]}]), start, out, quiet=True)
+    found = {"reward_model": compared(start, judge), "ppo": right(out), "curve": curve(out, "accuracy")}
     (OUT / f"{seed}-elsewhere.json").write_text(json.dumps({"seed": seed} | found))
 
 

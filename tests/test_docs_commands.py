@@ -41,7 +41,7 @@ STAND_INS = {
     "train.keep_every=20": "train.keep_every=5",
     "train.evaluate_every=20": "train.evaluate_every=5",
     "path=SMALLER_DIR": "path=out/smollm2",
-    "out/base": "out/rlhf/stages/2-rejection",
+    "out/base": "out/rlhf/stages/1-sft",
     "tuned=out/tuned/adapter": "tuned=out/rlhf/adapter",
     "out/sft": "out/aligned",
     "planner=out/planner": "planner=out/tiny",
@@ -79,8 +79,8 @@ TRACE = """step,rank,stage,kind,micro_batch,chunk,start,end
 ALIGN = [f"align.stages.{n}.{key}=2" for n in range(3) for key in ("steps", "evaluate_every", "save_every", "evaluate")]
 FORKS = ["align.stages.0.steps=2", f"align.stages.0.data=[{{path: '{ROOT}/recipes/fork-answers.jsonl'}}]"]
 ALIGN += ["align.stages.2.prompts=2", "align.stages.2.group=2", "align.stages.2.max_tokens=4"]
-RLHF = [f"align.stages.{n}.{key}=2" for n in range(4) for key in ("steps", "evaluate_every", "save_every", "evaluate")]
-RLHF += [f"align.stages.{n}.{key}" for n in (1, 3) for key in ("prompts=2", "group=2", "max_tokens=4")]
+RLHF = [f"align.stages.{n}.{key}=2" for n in range(3) for key in ("steps", "evaluate_every", "save_every", "evaluate")]
+RLHF += [f"align.stages.{n}.{key}" for n in ("1.samples", 2) for key in ("prompts=2", "group=2", "max_tokens=4")]
 SCALING = ["study.axes={align.stages.1.group: [2, 3]}", "study.seeds=[0]", "align.stages.0.pairs=48"]
 SCALING += [f"align.stages.{n}.steps=1" for n in range(2)] + ["align.stages.1.evaluate_every=1"]
 SCALING += ["align.stages.1.evaluate=2", "align.stages.1.prompts=2", "align.stages.1.max_tokens=4"]

@@ -119,6 +119,10 @@ def shortened(words: list[str]) -> list[str]:
             small = {"batch_tokens": 512, "prompts": 2, "group": 2, "max_tokens": 4, "evaluate": 2}
             short |= {key: value for key, value in small.items() if key in stage}
             made += [f"align.stages.{number}.{key}={value}" for key, value in short.items()]
+            if "samples" in stage:
+                made += [
+                    f"align.stages.{number}.samples.{key}={small[key]}" for key in ("prompts", "group", "max_tokens")
+                ]
             if "environment" in stage:
                 made += [f"align.stages.{number}.environment.turns=1"]
         if "--study" in words:

@@ -55,6 +55,19 @@ class Accuracy:
         opened = [TaskExamples(family, "test") for family in families]
         return cls([opened[n % len(opened)][n // len(opened)] for n in range(count)], max_tokens, environment, also)
 
+    @staticmethod
+    def names(
+        data: Sequence[dict[str, Any]],
+        count: int,
+        environment: Environment | None = None,
+        also: Sequence[tuple[str, float, Reward]] = (),
+    ) -> tuple[str, ...]:
+        """What `of` would measure."""
+        own = environment is not None and environment.own_tasks
+        if not count or not (own or any(source["path"].startswith(BUILTIN) for source in data)):
+            return ()
+        return ("accuracy", *(f"held_out/{name}" for name, _, reward in also if reward.held_out))
+
     @property
     def shows(self) -> bool:
         """Whether there are pictures, of which the first are to be of the model as it was at the start."""

@@ -20,11 +20,13 @@ import re
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from moesaic import atomic
 from moesaic.align.align import align, checked
+from moesaic.align.stages import Stage
 from moesaic.data.preparation.prepare import Status
 from moesaic.errors import UserError
 from moesaic.intervals import Across, across
@@ -102,9 +104,10 @@ def run_study(
     asked = recipe.study
     cells = cells_of(recipe)
     for cell in cells:  # all are seen to be possible before the first is run
-        *_, layout = checked(of_cell(recipe, cell), _start(cell, model), out / CELLS / cell.name)
+        _, stages, _, layout = checked(of_cell(recipe, cell), _start(cell, model), out / CELLS / cell.name)
         if layout.devices > 1:
             raise UserError("--study", "runs its cells in one process", "Leave out torchrun, and set parallel to 1.")
+        check_measure(asked.measure, stages[-1])
     scores = []
     for number, cell in enumerate(cells):
         on_status(Status(cell.name, number, len(cells)))
@@ -113,6 +116,17 @@ def run_study(
     study = summary(asked.measure, cells, scores)
     atomic.write_json(out / RESULT, plain(study))
     return study
+
+
+def check_measure(measure: str, last: Stage) -> None:
+    """Refuse what the last stage will not measure."""
+    known = last.metrics()
+    if any(fnmatchcase(measure, pattern) for pattern in known):
+        return
+    problem = f'the last stage has no metric "{measure}"{did_you_mean(measure, known)}'
+    measured = ", ".join(last.measures()) or "nothing with this data"
+    remedy = f"On held-out data it measures {measured}; evaluate_every and evaluate must be above 0."
+    raise UserError("study.measure", problem, remedy)
 
 
 def has_progress(out: Path) -> bool:

@@ -16,12 +16,13 @@ from moesaic.intervals import across
 from moesaic.recipe import Recipe, load_recipe
 
 STAGE = '{name: sft, data: [{path: "builtin:sums"}], steps: 2, batch_tokens: 60, evaluate_every: 0}'
+EVALUATED = STAGE.replace("evaluate_every: 0", "evaluate_every: 1, evaluate: 2, max_tokens: 2")
 AXES = '{"align.stages.0.lr": [0.001, 0.01], "align.stages.0.steps": [1, 2]}'
 
 
-def recipe_of(folder: Path, axes: str = AXES, more: str = "seeds: [0, 1], measure: loss") -> Recipe:
+def recipe_of(folder: Path, axes: str = AXES, more: str = "seeds: [0, 1], measure: loss", stage: str = STAGE) -> Recipe:
     file = folder / "study.yaml"
-    file.write_text(f"align: {{stages: [{STAGE}]}}\nstudy: {{axes: {axes}, {more}}}\n")
+    file.write_text(f"align: {{stages: [{stage}]}}\nstudy: {{axes: {axes}, {more}}}\n")
     return load_recipe(file)
 
 
@@ -87,8 +88,29 @@ def test_the_command(base, tmp_path, capsys) -> None:
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["rows"][0]["score"]["half"] is None and found["cells"][0]["seed"] == 3
-    assert main([*words, "study.measure=los"]) == 2
-    assert 'no metric "los"; did you mean loss?' in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("measure", "stage", "message"),
+    [
+        ("los", STAGE, 'no metric "los"; did you mean loss?'),
+        ("accuracy", STAGE, "evaluate_every and evaluate must be above 0"),
+        ("held_out/slides.content", EVALUATED, "On held-out data it measures accuracy"),
+        ("reward", EVALUATED, 'no metric "reward"'),
+    ],
+)
+def test_what_the_last_stage_does_not_measure_is_refused_before_anything_is_run(
+    base, tmp_path, measure: str, stage: str, message: str
+) -> None:
+    asked = recipe_of(tmp_path, more=f"seeds: [0], measure: {measure}", stage=stage)
+    with pytest.raises(UserError) as refused:
+        run(asked, base, tmp_path / "out")
+    assert message in " ".join(str(refused.value).split()) and not (tmp_path / "out").exists()
+
+
+def test_what_it_does_measure_is_not(base, tmp_path) -> None:
+    asked = recipe_of(tmp_path, '{"align.stages.0.lr": [0.001]}', "seeds: [0], measure: accuracy", EVALUATED)
+    assert 0 <= run(asked, base, tmp_path / "out").rows[0].score.mean <= 1
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,14 @@ IDEAS = [
         "align/advantages.py",
     ),
     Idea(
+        "align/stages/reward_model",
+        "the best of a prompt's samples against the worst",
+        "return kept, (kept[0], bad[-1])",
+        "return kept, (bad[-1], kept[0])",
+        "align/test_own_samples.py::test_the_best_of_a_prompts_samples_against_the_worst[reward_model]",
+        "align/rollouts/rejection.py",
+    ),
+    Idea(
         "align/stages/rejection",
         "good completions are trained on",
         "if sample.judged.total >= rule.right and",

@@ -19,6 +19,11 @@ from moesaic.recipe_sections import Count, Natural, Seed, Steps
 from moesaic.worlds.stage_outputs import names_stage_output
 
 Measure = Callable[[Model], dict[str, float]]
+# Metrics of every run's steps, as fnmatch has patterns.
+OF_EVERY_RUN = (
+    *("step", "loss", "loss/*", "lr", "tokens", "tokens_per_second", "seconds", "mfu", "grad_norm", "skipped"),
+    *("balance/*", "mtp/*", "time/*", "expert_load", "constraint/*"),
+)
 Data = tuple[dict[str, Any], ...]
 
 
@@ -28,6 +33,7 @@ class Stage:
     value_head: ClassVar[bool] = False  # whether a value head is trained
     on_ranks: ClassVar[bool] = False  # whether several processes can train it
     phases: ClassVar[tuple[str, ...]] = ()  # of a step, whose seconds are recorded
+    records: ClassVar[tuple[str, ...]] = ()  # metrics of its steps beside those of every run; patterns
 
     steps: Steps = 100
     lr: float | None = None  # else the recipe's
@@ -62,6 +68,14 @@ class Stage:
 
     def measure(self, model: Model) -> Measure | None:
         return None
+
+    def measures(self) -> tuple[str, ...]:
+        """The metrics that `measure` will have, said without a model; patterns."""
+        return ()
+
+    def metrics(self) -> tuple[str, ...]:
+        """All that may stand in a line of its metrics.jsonl; patterns."""
+        return (*OF_EVERY_RUN, *self.records, *(self.measures() if self.evaluate_every else ()))
 
 
 def there(data: Data) -> Data:

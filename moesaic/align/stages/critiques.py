@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from moesaic.align.critiques.agreement import Agreement
 from moesaic.align.critiques.collect import Plan, collect
@@ -47,6 +47,15 @@ SELF = "self"  # the model that becomes the critic
 
 @dataclass(frozen=True)
 class Critiques(Stage):
+    records: ClassVar[tuple[str, ...]] = (
+        "kept/*",
+        "dropped/*",
+        "judged",
+        "critiques_kept",
+        "pairs_made",
+        "teacher_right",
+    )
+
     data: Data = ()  # prompts; a line may bring its own answers, `responses`, and `constraints`
     held_out: Data = ()  # what agreement with code is measured on; by default builtin families' test split
     forms: tuple[str, ...] = ("pointwise",)
@@ -134,6 +143,10 @@ class Critiques(Stage):
         engine = self._answering(Engine(model, max_requests=128, seed=self.seed))
         plan = replace(self.plan(), prompts=self.evaluate)
         return Agreement.of(engine, open_examples(data, "test", self.seed), plan, self.tokens)
+
+    def measures(self) -> tuple[str, ...]:
+        known = self.held_out or any(source["path"].startswith(BUILTIN) for source in self.data)
+        return ("accuracy", "held_out/*") if known and self.evaluate else ()
 
     def plan(self) -> Plan:
         return Plan(

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from moesaic.align.accuracy import Accuracy
 from moesaic.align.examples import FileExamples, Mixture, open_conversations
@@ -46,6 +46,8 @@ from moesaic.worlds.stage_outputs import is_stage_output
 
 @dataclass(frozen=True)
 class Demonstrations(Stage):
+    records: ClassVar[tuple[str, ...]] = ("teacher_reward", "episodes", "episodes_kept")
+
     environment: dict[str, Any] | str = ""
     teacher: dict[str, Any] | str = ""  # a model directory, or {url, model, key_variable, at_once}
     episodes: int = 256
@@ -112,6 +114,9 @@ class Demonstrations(Stage):
 
     def measure(self, model: Model) -> Measure | None:
         return Accuracy.of((), self.evaluate, self.max_tokens, self._world())
+
+    def measures(self) -> tuple[str, ...]:
+        return Accuracy.names((), self.evaluate, self._world())
 
     def _world(self) -> Environment:
         (method,) = named((self.environment,))

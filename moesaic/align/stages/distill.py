@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from moesaic.align.accuracy import Accuracy
 from moesaic.align.examples import Examples, Mixture, open_conversations, open_prompts
@@ -37,6 +37,8 @@ OF_SOURCE = {"teacher", "environment"}  # what a source may have of its own
 
 @dataclass(frozen=True)
 class Distill(Stage):
+    records: ClassVar[tuple[str, ...]] = ("answer_tokens",)
+
     teacher: str = ""  # of the sources that name none
     data: Data = ()
     on: Literal["data", "policy"] = "data"
@@ -130,6 +132,10 @@ class Distill(Stage):
         if not known:
             return None
         return lambda now: {f"accuracy{suffix}": one(now)["accuracy"] for suffix, one in known.items()}
+
+    def measures(self) -> tuple[str, ...]:
+        families = Accuracy.names([source for source in self.data if "environment" not in source], self.evaluate)
+        return (*families, "accuracy/*") if any("environment" in source for source in self.data) else families
 
 
 def _plain(source: dict[str, Any]) -> dict[str, Any]:

@@ -61,6 +61,13 @@ class Policy(Stage):
     exact: ClassVar[bool] = True
     on_ranks: ClassVar[bool] = True
     phases: ClassVar[tuple[str, ...]] = PHASES
+    records: ClassVar[tuple[str, ...]] = (
+        *("reward", "reward/*", "reward_std", "reward_problems", "answer_tokens", "cut_off", "groups", "rounds"),
+        *("accepted_per_step", "tokens_per_pass", "mismatch_*", "routers_differ", "entropy", "clipped"),
+        *("value", "return", "value_loss", "value_explained", "teaching", "rate/*", "influence_*", "explored"),
+        *("dropped", "masked_tokens", "failed", "trainer_waited", "workers_waited", "ran_ahead", "worker_deaths"),
+        *("requeued", "staleness_*"),
+    )
 
     data: Data = ()
     rewards: tuple[dict[str, Any], ...] = ({"name": "task"},)
@@ -291,6 +298,12 @@ class Policy(Stage):
 
     def measure(self, model: Model) -> Measure | None:
         return Accuracy.of(self.data, self.evaluate, self.max_tokens, self.world(), weighted_rewards(self.rewards))
+
+    def measures(self) -> tuple[str, ...]:
+        known = there(self.rewards)
+        names = Accuracy.names(self.data, self.evaluate, self.world(), weighted_rewards(known))
+        # Of a reward that an earlier stage makes nobody knows yet what it is called.
+        return (*names, "held_out/*") if names and len(known) < len(self.rewards) else names
 
 
 def check_rewards(named: tuple[dict[str, Any], ...], data: Data, opened: Mixture) -> None:

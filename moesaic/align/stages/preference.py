@@ -7,6 +7,8 @@ align:
       data: [{path: pairs.jsonl}]
       held_out: [{path: more-pairs.jsonl}]
       objective: {kind: sigmoid, beta: 0.1}
+
+With `samples`, data are prompts and the pairs are of the model's own completions (preference/own_samples.py).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from moesaic.align.examples import Shuffled
 from moesaic.align.preference.batch import GroupStream, pack_pairs
 from moesaic.align.preference.pairs import Pair, check_pairs, read_source
 from moesaic.align.preference.reference import answer_logprobs, reference_logprobs
-from moesaic.align.stages import Data, Measure, there
+from moesaic.align.stages import Data, Measure
 from moesaic.align.stages._pair_stage import PairStage
 from moesaic.data.stream import Stream
 from moesaic.data.tasks import Split
@@ -38,11 +40,18 @@ from moesaic.train.objectives.preference import Preference as PreferenceObjectiv
 @dataclass(frozen=True)
 class Preference(PairStage):
     on_ranks: ClassVar[bool] = True
+    records: ClassVar[tuple[str, ...]] = (
+        *PairStage.records,
+        *("logprob_chosen", "logprob_rejected"),
+    )
 
-    def check(self) -> None:
-        check_pairs(there((*self.data, *self.held_out)))
+    def check_lines(self, data: Data) -> None:
+        check_pairs(data)
 
     def check_ranks(self, layout: ParallelLayout, accumulate: int, context: int, key: str) -> None:
+        if self.samples is not None:
+            problem = "samples are compared by one process"
+            raise UserError(f"{key}.samples", problem, "Sample them in a run of their own, and name its pairs as data.")
         each = layout.dp * accumulate
         if self.batch_pairs % each:
             problem = f"{self.batch_pairs} pairs cannot be shared evenly by {layout.dp} data ranks x {accumulate} parts"
@@ -53,10 +62,11 @@ class Preference(PairStage):
         return Method("preference", self.objective)
 
     def open(self, model: Model, out: Path, world: World | None = None) -> Stream:
-        read, left_out = read_pairs(model, self.data, "train", self.pairs, self.max_length, self.seed)
+        data, sampled = self.pairs_of(model, out)
+        read, left_out = read_pairs(model, data, "train", self.pairs, self.max_length, self.seed)
         opened = [Shuffled(pairs, self.seed) for pairs in read]
-        weights = [float(source.get("weight", 1.0)) for source in self.data]
-        notes = {"pairs_left_out": float(left_out)}
+        weights = [float(source.get("weight", 1.0)) for source in data]
+        notes = {"pairs_left_out": float(left_out)} | sampled
         plain = GroupStream(opened, weights, self.batch_pairs, partial(pack_pairs, notes=notes))
         if not self._objective().reference:
             return plain
@@ -67,11 +77,14 @@ class Preference(PairStage):
         return GroupStream(opened, weights, self.batch_pairs, pack, wanted)
 
     def measure(self, model: Model) -> Measure | None:
-        data, split = held_out_data(self.data, self.held_out)
+        data, split = self.held_out_data()
         if not data or not self.evaluate:
             return None
         read, _ = read_pairs(model, data, split, self.evaluate, self.max_length)
         return PairAccuracy(model, [pair for pairs in read for pair in pairs][: self.evaluate], self._objective())
+
+    def measures(self) -> tuple[str, ...]:
+        return ("accuracy", "held_out_margin") if self.held_out_data()[0] and self.evaluate else ()
 
     def _objective(self) -> PreferenceObjective:
         objective = build(self.objective_method(), Objective, "align.stages: objective")
@@ -93,13 +106,6 @@ class PairAccuracy:
         rewards_S = self.objective.rewards(answer_logprobs(model, self.said).cpu(), self.reference_S, self.tokens_S)
         lead_P = rewards_S[::2] - rewards_S[1::2]
         return {"accuracy": float((lead_P > 0).float().mean()), "held_out_margin": float(lead_P.mean())}
-
-
-def held_out_data(data: Data, held_out: Data) -> tuple[Data, Split]:
-    """What is measured on: what the recipe names, or else other tasks of the same families."""
-    if held_out:
-        return held_out, "test"
-    return tuple(source for source in data if source["path"].startswith("builtin:")), "test"
 
 
 def read_pairs(

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from moesaic.align.accuracy import Accuracy
 from moesaic.align.examples import FileExamples, Mixture, open_prompts
+from moesaic.align.preference.own_samples import RECORDS
 from moesaic.align.preference.reference import fingerprint
 from moesaic.align.rewards import weighted_rewards
 from moesaic.align.rollouts.rejection import Rule, collect, key_of
@@ -34,6 +35,8 @@ from moesaic.serve.core.request import Sampling
 
 @dataclass(frozen=True)
 class Rejection(Stage):
+    records: ClassVar[tuple[str, ...]] = RECORDS
+
     data: Data = ()
     rewards: tuple[dict[str, Any], ...] = ({"name": "task"},)
     prompts: int = 256
@@ -84,6 +87,9 @@ class Rejection(Stage):
 
     def measure(self, model: Model) -> Measure | None:
         return Accuracy.of(self.data, self.evaluate, self.max_tokens)
+
+    def measures(self) -> tuple[str, ...]:
+        return Accuracy.names(self.data, self.evaluate)
 
 
 class NotedConversations(ConversationStream):

@@ -5,6 +5,8 @@ align:
     - {name: reward_model, steps: 200, data: [{path: pairs.jsonl}], lengths: weigh, objective: {stability: 0.01}}
     - {name: policy, rewards: [{name: model, path: "stage:1"}], data: [{path: prompts.jsonl}]}
 
+With `samples`, data are prompts and the pairs are of the model's own completions (preference/own_samples.py).
+
 The next stage starts from the model this one started from, and may use what this one made (`stage:1`).
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 from moesaic.align.examples import Shuffled
@@ -26,19 +29,20 @@ from moesaic.align.preference.reward_model import (
     read_judged,
     weighed,
 )
-from moesaic.align.stages import Data, Measure, there
+from moesaic.align.stages import Data, Measure
 from moesaic.align.stages._pair_stage import PairStage
-from moesaic.align.stages.preference import held_out_data
 from moesaic.data.stream import Stream
 from moesaic.data.tasks import Split
 from moesaic.errors import UserError
 from moesaic.methods import Method
 from moesaic.model.transformer import Model
+from moesaic.parallel.world import World
 
 
 @dataclass(frozen=True)
 class RewardModel(PairStage):
     value_head: ClassVar[bool] = True
+    records: ClassVar[tuple[str, ...]] = (*PairStage.records, "steps_right", "length_bias")
 
     lengths: Lengths = "as_they_are"  # ChatGLM-RLHF's balancing of lengths
 
@@ -46,34 +50,39 @@ class RewardModel(PairStage):
     def continues(self) -> bool:
         return False
 
-    def check(self) -> None:
-        check_pairs(there((*self.data, *self.held_out)), check_judged)
+    def check_lines(self, data: Data) -> None:
+        check_pairs(data, check_judged)
 
     def objective_method(self) -> Method:
         return Method("reward_model", self.objective)
 
-    def stream(self, model: Model) -> Stream:
-        read, left_out = self._read(model, self.data, "train", self.pairs)
+    def open(self, model: Model, out: Path, world: World | None = None) -> Stream:
+        data, sampled = self.pairs_of(model, out)
+        read, left_out = self._read(model, data, "train", self.pairs)
         everything = [item for items in read for item in items if isinstance(item, Pair)]
         kept = balanced(everything, self.lengths)
         read = [weighed(items, kept) for items in read]
-        for source, items in zip(self.data, read, strict=True):
+        for source, items in zip(data, read, strict=True):
             if not items:
                 problem = "no pair is left: in all of them the answer of the same side is longer"
                 raise UserError(source["path"], problem, "Take lengths: weigh, or other pairs.")
         pairs = [item for items in read for item in items if isinstance(item, Pair)]
-        notes = {"pairs_left_out": float(left_out + len(everything) - len(pairs))}
+        notes = {"pairs_left_out": float(left_out + len(everything) - len(pairs))} | sampled
         notes |= {"length_bias": length_bias(pairs)} if pairs else {}
         opened = [Shuffled(items, self.seed) for items in read]
-        weights = [float(source.get("weight", 1.0)) for source in self.data]
+        weights = [float(source.get("weight", 1.0)) for source in data]
         return GroupStream(opened, weights, self.batch_pairs, partial(pack_judged, notes=notes))
 
     def measure(self, model: Model) -> Measure | None:
-        data, split = held_out_data(self.data, self.held_out)
+        data, split = self.held_out_data()
         if not data or not self.evaluate:
             return None
         read, _ = self._read(model, data, split, self.evaluate)
         return JudgedAccuracy([item for items in read for item in items][: self.evaluate])
+
+    def measures(self) -> tuple[str, ...]:
+        known = ("accuracy", "step_accuracy", "held_out_margin")
+        return known if self.held_out_data()[0] and self.evaluate else ()
 
     def _read(self, model: Model, data: Data, split: Split, max_pairs: int) -> tuple[list[list[Judgeable]], int]:
         assert model.tokenizer is not None

@@ -58,3 +58,6 @@ class Sft(Stage):
 
     def measure(self, model: Model) -> Measure | None:
         return Accuracy.of(self.data, self.evaluate, self.max_tokens)
+
+    def measures(self) -> tuple[str, ...]:
+        return Accuracy.names(self.data, self.evaluate)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from moesaic.align.accuracy import Accuracy
 from moesaic.align.examples import FileExamples, Mixture, open_prompts
@@ -38,6 +38,8 @@ from moesaic.worlds.text_actions import WorldExamples
 
 @dataclass(frozen=True)
 class Trajectories(Stage):
+    records: ClassVar[tuple[str, ...]] = ("sampled_reward", "step_score", "states", "episodes_kept", "pairs_made")
+
     environment: dict[str, Any] | str = ""
     data: Data = ()  # unless the environment has tasks of its own
     prompts: int = 256  # episodes
@@ -90,6 +92,9 @@ class Trajectories(Stage):
 
     def measure(self, model: Model) -> Measure | None:
         return Accuracy.of(self.data, self.evaluate, self.max_tokens, self._environment())
+
+    def measures(self) -> tuple[str, ...]:
+        return Accuracy.names(self.data, self.evaluate, self._environment())
 
     def _environment(self) -> Environment:
         (method,) = named((self.environment,))
