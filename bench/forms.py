@@ -4,7 +4,8 @@
     python -m bench.forms --only infilling --seeds 0   one of them, with one seed
 
 The same text (Python's standard library), steps and seeds within each; quality is the loss on held-out text, for blank
-infilling that of held-out blanks. What is done is kept in out/forms. Writes bench/results/forms.json.
+infilling that of held-out blanks. What is done is kept in out/forms. Writes bench/results/forms.json, and of some of
+them bench/results/forms-depth.json.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ def main() -> None:
             f"{row['group']:10} {row['variant']:40} {row['parameters']:9,} {row['loss']:8.4f} {row['seconds']:6.1f} s"
         )
     time = "CPU seconds of the training loop on one thread"
-    record("forms", rows, seeds=arguments.seeds, groups=arguments.only, time=time)
+    some = [] if list(arguments.only) == list(VARIANTS) else arguments.only
+    record("-".join(["forms", *some]), rows, seeds=arguments.seeds, groups=arguments.only, time=time)
     print(machine())
 
 
