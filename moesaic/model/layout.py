@@ -66,6 +66,11 @@ class SequenceStates:
             for layer in shapes
         ]
 
+    def copy(self, source: int, target: int) -> None:
+        for layer in self.layers:
+            for tensor in layer.values():
+                tensor[target] = tensor[source]
+
     @property
     def bytes(self) -> int:
         return sum(tensor.nbytes for layer in self.layers for tensor in layer.values())

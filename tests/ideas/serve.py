@@ -193,4 +193,32 @@ IDEAS = [
         "serve/test_device_timing.py::test_a_forward_gives_way_where_the_device_is",
         "serve/core/device_timing.py",
     ),
+    Idea(
+        "serve/core/kept_states",
+        "a state is kept where texts part",
+        "holder.cuts = {pages * self.size, (len",
+        "holder.cuts = {(len",
+        "serve/test_kept_states.py::test_where_texts_part_is_found_out_by_the_second",
+    ),
+    Idea(
+        "serve/core/kept_states",
+        "a prompt is kept where it parts from those that wait",
+        "self.holders[other.number].cuts.add(together // self.size * self.size)",
+        "pass",
+        "serve/test_kept_states.py::test_those_that_come_together_compute_what_they_share_once",
+    ),
+    Idea(
+        "serve/core/kept_states",
+        "a request goes on from a copy of the state",
+        "self.states.copy(source, request.state)",
+        "pass",
+        "serve/test_kept_states.py::test_what_was_said_before_is_not_computed_again",
+    ),
+    Idea(
+        "serve/core/kept_states",
+        "a state in the middle of a step is not kept",
+        "self.holders[request.number].settled = False",
+        "pass",
+        "serve/test_kept_states.py::test_a_state_in_the_middle_of_a_step_is_not_kept",
+    ),
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from functools import partial
 from pathlib import Path
@@ -20,8 +19,9 @@ from moesaic.serve.core.context_windows import joined
 from moesaic.serve.core.drafters.model import DraftModel
 from moesaic.serve.core.drafters.suffix import Suffix
 from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.kept_states import StatefulPagePool
 from moesaic.serve.core.kv_policies.snapkv import SnapKV
-from moesaic.serve.core.memory import page_bytes
+from moesaic.serve.core.memory import KEPT, page_bytes
 from moesaic.serve.core.request import Sampling
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.core.scheduling_policies.flow import FlowPrefill
@@ -56,6 +56,13 @@ def answers(engine: Engine, prompts: list[list[int]]) -> Answers:
     return [(one.tokens, [entry.logprob for entry in one.logprobs]) for one in found]
 
 
+def places(engine: Engine) -> list[int]:
+    """Of states that no request has: none is lost, none there twice."""
+    pool = engine.page_pool
+    assert isinstance(pool, StatefulPagePool)
+    return sorted([*pool.free_states, *pool.kept.values()])
+
+
 @pytest.fixture(scope="module")
 def alone(model: Model) -> Answers:
     return [answers(Engine(model, page_size=SIZE), [prompt])[0] for prompt in PROMPTS]
@@ -67,15 +74,14 @@ def test_alone_as_in_a_batch_and_in_chunks(model: Model, alone: Answers) -> None
     assert answers(engine, PROMPTS[::-1]) == alone[::-1]  # in places where other sequences have been
     assert answers(Engine(model, page_size=SIZE, policy=Chunked(tokens=7)), PROMPTS) == alone
     stats = EngineStats.of(engine)
-    assert stats.states == 64 and stats.states_in_use == stats.pages_in_use == 0
-    assert stats.prefix_hits == 0
+    assert stats.states == 64 + KEPT and stats.states_in_use == stats.pages_in_use == 0
 
 
 def test_after_preemption(model: Model, alone: Answers) -> None:
-    engine = Engine(model, page_size=SIZE, cache_bytes=11 * model.state_bytes)
+    engine = Engine(model, page_size=SIZE, cache_bytes=11 * model.state_bytes, reuse_prefixes=False)
     assert engine.scheduler.max_requests == 5 and engine.cache.pages < sum(len(prompt) // SIZE for prompt in PROMPTS)
     assert answers(engine, PROMPTS) == alone
-    assert engine.scheduler.preemptions > 0 and sorted(engine.page_pool.free_states) == [0, 1, 2, 3, 4]
+    assert engine.scheduler.preemptions > 0 and places(engine) == [0, 1, 2, 3, 4]
 
 
 def test_an_aborted_request_gives_its_place_back(model: Model, alone: Answers) -> None:
@@ -85,7 +91,7 @@ def test_an_aborted_request_gives_its_place_back(model: Model, alone: Answers) -
     engine.step()
     assert request.state is not None and request.computed == 16
     engine.abort(request)
-    assert request.state is None and sorted(engine.page_pool.free_states) == [0, 1]
+    assert request.state is None and places(engine) == [*range(2 + KEPT)]
     assert answers(engine, PROMPTS) == alone  # never more than two at once
 
 
@@ -96,7 +102,7 @@ def test_a_pass_that_stops_between_layers_goes_on_where_it_was(model: Model, alo
         policy.prefill.observe([(new, 0)], 4 * (0.001 + 0.001 * new))
         policy.decode.observe([(1, 0)] * (new % 7), 4 * (0.001 + 0.001 * (new % 7)))
     clock = LayerClock(model)
-    engine = Engine(model, page_size=SIZE, policy=policy, clock=clock)
+    engine = Engine(model, page_size=SIZE, policy=policy, clock=clock, reuse_prefixes=False)  # they begin alike
     sampling = Sampling(max_tokens=WRITTEN, seed=3, logprobs=1, ignore_eos=True)
     requests = [engine.request(prompt, sampling) for prompt in PROMPTS[:2]]
     for request, when in zip(requests, (0.0, 0.1), strict=True):
@@ -108,7 +114,7 @@ def test_a_pass_that_stops_between_layers_goes_on_where_it_was(model: Model, alo
     assert short.first_token < long.first_token and long.versions == [1] * WRITTEN
     found = [(one.tokens[len(one.prompt) :], [entry.logprob for entry in one.logprobs]) for one in requests]
     assert found == alone[:2]
-    assert not engine.page_pool.in_use and len(engine.page_pool.free_states) == 64
+    assert not engine.page_pool.in_use and places(engine) == [*range(64)]
 
 
 def test_the_trainer_has_the_engines_bits(stored: Path) -> None:
@@ -136,14 +142,6 @@ def test_states_are_counted_in_memory(model: Model) -> None:
         Engine(model, page_size=SIZE, cache_bytes=model.state_bytes)
     half = Engine(model, page_size=SIZE, cache_dtype="float8")
     assert half.cache.states is not None and half.cache.states.layers[0]["state"].dtype == torch.float32
-
-
-def test_prefix_caching_is_off_and_said_to_be(model: Model, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "moesaic.serve"):
-        engine = Engine(model, page_size=SIZE)
-    assert "prefix caching is off" in caplog.text
-    again = [engine.generate([PROMPTS[0]], max_tokens=2)[0] for _ in range(2)]
-    assert [one.cached_tokens for one in again] == [0, 0]
 
 
 def windows(engine: Engine) -> None:

@@ -29,6 +29,7 @@ from moesaic.serve.core.drafters import Drafter
 from moesaic.serve.core.drafters.router import DraftRouter
 from moesaic.serve.core.driver import EngineDriver
 from moesaic.serve.core.forward_pass import Chunk, Forward, ForwardPass, Runner, TokenSampler
+from moesaic.serve.core.kept_states import page_pool_for
 from moesaic.serve.core.kv.store import Store, store_for
 from moesaic.serve.core.kv_policies import KVPolicy
 from moesaic.serve.core.memory import dtype_of_cache, pages_that_fit, states_that_fit
@@ -95,11 +96,11 @@ class Engine:
         self.model = model
         self.tokenizer = model.tokenizer
         self.stop_tokens: set[int] = set(model.tokenizer.stop_tokens) if model.tokenizer else set()
-        check_engine(model.config, drafter, kv_policy, tiers, reuse_prefixes)
+        check_engine(model.config, drafter, kv_policy, tiers)
         dtype = dtype_of_cache(model, cache_dtype)
-        max_requests = states_that_fit(model, cache_bytes, max_requests)
-        pages = pages_that_fit(model, cache_bytes, page_size, max_requests, dtype)
-        self.cache = self.new_cache(pages, page_size, dtype, max_requests)
+        max_requests, states = states_that_fit(model, cache_bytes, max_requests, reuse_prefixes)
+        pages = pages_that_fit(model, cache_bytes, page_size, max_requests, dtype, states)
+        self.cache = self.new_cache(pages, page_size, dtype, states)
         self.page_pool = self.new_page_pool(reuse_prefixes, store_for(model, self.cache, kv_policy, drafter))
         policy = policy or (Chunked(tokens=GPU_TOKENS) if model.device.type == "cuda" else Chunked())
         self.scheduler = Scheduler(self.page_pool, policy, max_requests)
@@ -125,12 +126,11 @@ class Engine:
         self.governor = governor_for(self, frequency)
 
     # What an engine over many ranks has others of
-
     def new_cache(self, pages: int, page_size: int, dtype: torch.dtype, sequences: int) -> PagedCache:
         return self.model.new_cache(pages, page_size, dtype, sequences)
 
     def new_page_pool(self, reuse_prefixes: bool, store: Store | None) -> PagePool:
-        return PagePool(self.cache, reuse_prefixes, store)
+        return page_pool_for(self.cache, reuse_prefixes, store)
 
     def new_runner(self) -> Runner:
         return runner_for(self)

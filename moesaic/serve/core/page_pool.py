@@ -65,14 +65,12 @@ class Outside(Protocol):
 
 class PagePool:
     """Without `reuse` there is no prefix caching: pages stay private. With a `store` requests are compact: they share
-    nothing, and free pages as their KV policy prunes. Nor is anything shared where layers keep states of sequences,
-    whose places are allocated and freed with a request's pages."""
+    nothing, and free pages as their KV policy prunes."""
 
     def __init__(self, cache: PagedCache, reuse: bool = True, store: Store | None = None) -> None:
         self.cache = cache
         self.size = cache.page_size
-        self.reuse = reuse and store is None and cache.states is None
-        self.free_states = list(range(cache.states.places - 1, -1, -1)) if cache.states is not None else []
+        self.reuse = reuse and store is None
         self.store = store
         self.prompts_only = False  # where what is computed of a prompt and of a completion differs in its last bits
         self.free = list(range(cache.pages - 1, -1, -1))
@@ -128,6 +126,12 @@ class PagePool:
         place += self._rest_from_outside(request, place) or self._copy_rows(request, children, others, known)
         request.computed = place
 
+    def waits_for(self, request: Request, other: Request) -> None:
+        """A request that comes later shares its beginning with one that computes it."""
+
+    def meets(self, request: Request, others: Iterable[Request]) -> None:
+        """A request that is about to be computed meets those that are there."""
+
     def cached_prefix(self, request: Request) -> int:
         """How many of a request's tokens are cached now, in whole pages."""
         if not self.reuse or request.recomputes_prompt or request.root is None:
@@ -147,8 +151,6 @@ class PagePool:
         if not self.make_room(request, missing):
             return False
         request.pages.extend(self._new() for _ in range(missing))
-        if self.cache.states is not None and request.state is None:
-            request.state = self.free_states.pop()  # as many as requests may hold pages
         return True
 
     def move(self, request: Request, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -209,9 +211,6 @@ class PagePool:
             self._drop(node)
         self.free.extend(reversed(private))
         request.pages, request.nodes, request.computed, request.compact = [], [], 0, None
-        if request.state is not None:
-            self.free_states.append(request.state)
-            request.state = None
 
     def flush(self) -> None:
         """Drop all published prefixes, as after a change of weights. The caller sees to it that running requests, whose
@@ -307,13 +306,13 @@ class PagePool:
         if not wanted:
             return 0
         for tokens, child in children.items():
-            if tokens[0] == wanted[0] and (agreeing := _agreeing(tokens, wanted)) > best:
-                best, page, node = agreeing, child.page, child
+            if tokens[0] == wanted[0] and (found := agreeing(tokens, wanted)) > best:
+                best, page, node = found, child.page, child
         for other in others:
             shared = self._shareable(other, other.computed)
             if other.root == request.root and other.nodes == request.nodes and shared > place:
-                if (agreeing := _agreeing(other.tokens[place:shared], wanted)) > best:
-                    best, page, node = agreeing, other.pages[len(other.nodes)], None
+                if (found := agreeing(other.tokens[place:shared], wanted)) > best:
+                    best, page, node = found, other.pages[len(other.nodes)], None
         if not best:
             return 0
         if node is not None:
@@ -387,7 +386,7 @@ class PagePool:
         self.free.append(node.page)
 
 
-def _agreeing(one: Sequence[int], other: Sequence[int]) -> int:
+def agreeing(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two sequences have in common from their start on."""
     return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 

@@ -90,6 +90,7 @@ class Scheduler:
             ahead = min(len(other.tokens), len(request.tokens) - 1) // size * size
             if place < ahead and other.pages and other.urgency < request.urgency:
                 if other.tokens[: place + size] == request.tokens[: place + size]:
+                    self.page_pool.waits_for(request, other)
                     return True
         return False
 
@@ -101,6 +102,7 @@ class Scheduler:
         """Give a waiting request its cached prefix, if all its tokens fit without preempting a more urgent one."""
         others = [o for o in self.requests.values() if o.pages and o.data_rank == request.data_rank]
         self.page_pool.match_prefix(request, others)
+        self.page_pool.meets(request, self.requests.values())
         if not request.preemptions and not request.written:
             request.cached = request.computed
         missing = -(-len(request.tokens) // self.page_pool.size) - len(request.pages)

@@ -2,26 +2,21 @@
 not do for them.
 
 A state has taken in all tokens of its sequence in order, and cannot be cut back to fewer of them or put together from
-parts. So nothing of it is shared by two requests or goes elsewhere: a request that is preempted is computed again.
+parts. A copy of it may be kept for others with that prefix (`kept_states.py`); nothing of it goes elsewhere.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from moesaic.errors import UserError
 from moesaic.model.config import ModelConfig
 
-logger = logging.getLogger("moesaic.serve")
-
 WHY = "layers of this model keep a state of the whole sequence"
 
 
-def check_engine(
-    config: ModelConfig, drafter: object | None, kv_policy: object | None, tiers: Any | None, reuse_prefixes: bool
-) -> None:
-    """Refuse at its start what an engine cannot do with such layers, and say what it leaves out."""
+def check_engine(config: ModelConfig, drafter: object | None, kv_policy: object | None, tiers: Any | None) -> None:
+    """Refuse at its start what an engine cannot do with such layers."""
     if not config.has_states:
         return
     if drafter is not None:
@@ -33,8 +28,6 @@ def check_engine(
     if tiers is not None and (tiers.host_bytes or tiers.disk_bytes or tiers.travel):
         problem = f"{WHY}, and pages say nothing without it"
         raise UserError("--cache-host-gb, --cache-disk-gb, --prefill", problem, "Leave them out.")
-    if reuse_prefixes:
-        logger.warning("prefix caching is off: %s, and pages of a prefix say nothing without it", WHY)
 
 
 def refuse_request(config: ModelConfig, place: str, problem: str) -> None:

@@ -25,8 +25,8 @@ class EngineStats:
     pages_in_use: int = 0
     prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
     prefix_hits: int = 0  # and found there
-    states: int = 0  # places for what layers keep of a sequence as a whole; then there is no prefix cache
-    states_in_use: int = 0
+    states: int = 0  # places for what layers keep of a sequence as a whole; others than requests' are of prefixes
+    states_in_use: int = 0  # by requests
     preemptions: int = 0
     steps: int = 0
     prompt_tokens: int = 0  # computed
@@ -71,8 +71,8 @@ class EngineStats:
             pages_in_use=page_pool.in_use,
             prefix_queries=page_pool.queries,
             prefix_hits=page_pool.hits,
-            states=(places := engine.cache.states.places if engine.cache.states is not None else 0),
-            states_in_use=places - len(page_pool.free_states),
+            states=engine.cache.states.places if engine.cache.states is not None else 0,
+            states_in_use=sum(request.state is not None for request in requests),
             preemptions=engine.scheduler.preemptions,
             experts=engine.experts.by_layer(),
             **vars(counts),
