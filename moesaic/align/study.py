@@ -104,10 +104,10 @@ def run_study(
     asked = recipe.study
     cells = cells_of(recipe)
     for cell in cells:  # all are seen to be possible before the first is run
-        _, stages, _, layout = checked(of_cell(recipe, cell), _start(cell, model), out / CELLS / cell.name)
+        seen, _, names, layout = checked(of_cell(recipe, cell), _start(cell, model), out / CELLS / cell.name)
         if layout.devices > 1:
             raise UserError("--study", "runs its cells in one process", "Leave out torchrun, and set parallel to 1.")
-        check_measure(asked.measure, stages[-1])
+        check_measure(asked.measure, seen.build(f"align.stages.{len(names) - 1}", Stage))
     scores = []
     for number, cell in enumerate(cells):
         on_status(Status(cell.name, number, len(cells)))

@@ -113,6 +113,20 @@ def test_what_it_does_measure_is_not(base, tmp_path) -> None:
     assert 0 <= run(asked, base, tmp_path / "out").rows[0].score.mean <= 1
 
 
+def test_what_an_earlier_stage_will_make_is_not_looked_for_before_it_is_run(base, tmp_path) -> None:
+    sums = 'data: [{path: "builtin:sums"}], steps: 1'
+    judge = f"{{name: reward_model, {sums}, pairs: 8, batch_pairs: 4, evaluate_every: 0}}"
+    policy = (
+        f'{{name: policy, {sums}, rewards: [{{name: model, path: "stage:1"}}], prompts: 2, group: 2, max_tokens: 2, '
+        "evaluate_every: 1, evaluate: 2}"
+    )
+    asked = recipe_of(tmp_path, '{"align.stages.1.group": [2]}', "seeds: [0], measure: accuracy", f"{judge}, {policy}")
+    assert 0 <= run(asked, base, tmp_path / "out").rows[0].score.mean <= 1
+    asked = recipe_of(tmp_path, '{"align.stages.1.group": [2]}', "seeds: [0], measure: right", f"{judge}, {policy}")
+    with pytest.raises(UserError, match='no metric "right"'):
+        run(asked, base, tmp_path / "other")
+
+
 @pytest.mark.parametrize(
     ("axes", "message"),
     [

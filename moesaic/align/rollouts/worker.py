@@ -128,12 +128,10 @@ class Worker:
         self._sent = (EngineWork(), 0, 0.0)
         self._ready = asyncio.Event()
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None  # once the thread runs
+        self._problem = ""  # why it has ended
 
     # Called by the trainer, on the actor's event loop
-
-    async def begin(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._thread.start()
 
     async def update_weights(self, version: int, blocks: list[Any], after: list[int]) -> None:
         """Weights of a version. `blocks` are references in a list, so that Ray does not hold the call back for them."""
@@ -151,13 +149,17 @@ class Worker:
         self._post(lambda: self._abort(number))
 
     async def events(self) -> Events:
-        """Whatever has finished, as soon as there is something; at the latest after a heartbeat."""
+        """Whatever has finished, as soon as there is something; at the latest after a heartbeat. The first call starts
+        the work."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._thread.start()
         if not self.outbox:
             self._ready.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ready.wait(), HEARTBEAT)
         if not self._thread.is_alive():
-            raise RuntimeError("the engine's thread has ended")
+            raise RuntimeError(f"the engine's thread has ended: {self._problem}")
         finished, self.outbox = self.outbox, []
         work, ahead, idle = now = EngineWork.of(self.engine) - self.ahead.work, self.ahead.work.generated, self.idle
         work_before, ahead_before, idle_before = self._sent
@@ -171,6 +173,13 @@ class Worker:
     # On the engine's thread
 
     def _work(self) -> None:
+        try:
+            self._work_on()
+        except BaseException as error:
+            self._problem = f"{type(error).__name__}: {error}"
+            raise
+
+    def _work_on(self) -> None:
         while True:
             while self.inbox:
                 self.inbox.popleft()()
@@ -223,4 +232,5 @@ class Worker:
             self.outbox.append(finished)
             self._ready.set()
 
+        assert self._loop is not None
         self._loop.call_soon_threadsafe(send)

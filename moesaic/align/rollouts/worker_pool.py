@@ -158,7 +158,6 @@ class WorkerPool:
         kind = self._ray.remote(Worker)
         resources = {"num_gpus": 1} if self.setup.device.startswith("cuda") else {"num_cpus": 0}
         handle.actor = kind.options(max_concurrency=1000, **resources).remote(self.setup)
-        handle.actor.begin.remote()
         handle.events = handle.actor.events.remote()
         handle.last_events, handle.started = time.monotonic(), False
 
