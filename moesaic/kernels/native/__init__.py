@@ -40,7 +40,7 @@ from moesaic.kernels.native.encoder_layers import ACTIVATIONS, EncoderLayers
 from moesaic.kernels.native.fused_layers import FusedLayers, takes_step
 from moesaic.kernels.native.gradients import Attend, QKNormRope, RMSNorm, SwiGLU
 from moesaic.kernels.native.quantized_fused_layers import fused
-from moesaic.kernels.native.signatures import LONG, SIGNATURES
+from moesaic.kernels.native.signatures import LONG, NUMBERS, SIGNATURES
 from moesaic.kernels.reference import CLAMPED, visible_TM
 from moesaic.kernels.token_selection import best_tokens, select_tokens
 
@@ -81,7 +81,7 @@ class NativeKernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         for name, kinds in SIGNATURES.items():
             function = getattr(library, name)
-            function.argtypes, function.restype = kinds, LONG if name == "packed_numbers" else None
+            function.argtypes, function.restype = kinds, LONG if name in NUMBERS else None
         self.library: Any = library
 
     rotate, linear_cross_entropy = staticmethod(cpu.rotate), staticmethod(cpu.linear_cross_entropy)

@@ -3,8 +3,11 @@
    Sequences meet only their own, so threads take runs of sequences through all layers without waiting for each other;
    where there are fewer runs than threads, they share the rows of one. Either way every number is made by the same
    operations in the same order: a text's hidden states do not depend on what is in its batch, nor on the threads. */
+#ifdef __AVX512F__
+#define W 16
+#endif
+#include "bytes.h"
 #include "packed.h"
-#include "quantized.h"
 #include "stages.h"
 
 #define RUN 128 /* tokens of a run, about: what a layer makes of them stays in a core's own cache */
@@ -21,14 +24,15 @@ typedef struct {
     const void *down;
     const float *down_bias, *attention_norm, *attention_norm_bias, *ffn_norm, *ffn_norm_bias;
     const float *cosine, *sine; /* of every token, (T, R), or NULL */
-    long D, H, C, F, R, window, interleaved, gated, norm_after, activation, rounded;
+    long D, H, C, F, R, window, interleaved, gated, norm_after, activation;
+    long rounded; /* 1: to tiles of 8 bits, 2: to panels of bytes.h */
     float eps, scale;
 } EncoderLayer;
 
 /* erf to within 2e-7 (Abramowitz and Stegun 7.1.26). */
 INLINE vec verf(vec x) {
     ivec sign = (ivec)x & (ivec)splat(-0.0f);
-    vec z = (vec)((ivec)x & ~(ivec)splat(-0.0f)), t = splat(1.0f) / (splat(1.0f) + splat(0.3275911f) * z);
+    vec z = (vec)((ivec)x & ~(ivec)splat(-0.0f)), t = inverse(splat(1.0f) + splat(0.3275911f) * z);
     vec p = splat(1.061405429f);
     p = p * t + splat(-1.453152027f);
     p = p * t + splat(1.421413741f);
@@ -145,6 +149,10 @@ static void multiply(const EncoderLayer *l, const Tile *tile, const float *x, lo
     const Matrix *m = w;
     Rounded rounded = rounded_at(m, tile->rounded, rows);
     for (long t = 0; t < rows; t++) round_row(x + t * x_stride, m, &rounded, t);
+    if (l->rounded == 2) {
+        bytes_matmul(m, &rounded, bias, y, rows);
+        return;
+    }
     long tiles = tiles_together(rows), wide = tiles * TILE;
     for (long first = 0; first < outputs; first += wide) {
         long count = outputs - first < wide ? outputs - first : wide;
@@ -197,69 +205,67 @@ static void feed_forward(const EncoderLayer *l, Tile *tile, float *x, const floa
 
 /* Room for one sequence's keys and values of a head, as `micro` reads them, and for the scores of NR of its queries. */
 static long head_size(long tokens, long C) {
-    long padded = (tokens + MR - 1) / MR * MR, wide = (C + MR - 1) / MR * MR;
+    long padded = (tokens + MR - 1) / MR * MR, wide = (C + NR - 1) / NR * NR;
     return padded * C + tokens * wide + padded * NR;
 }
 
-/* Softmax down the columns of n rows of NR scores, left unnormalized; the column sums go to `total`. A column is one
-   query, at place `first` + column; with a window it sees only keys nearer than that. */
-static void softmax_columns(float *scores, long n, long first, long window, float *total) {
+/* Softmax down the columns of n rows of NR scores, left unnormalized; one over the columns' sums goes to `share`. A column
+   is one query, at place `first` + column; with a window it sees only keys nearer than that. */
+static void softmax_columns(float *scores, long n, long first, long window, float *share) {
+    vec most[NR / W], sum[NR / W];
     if (window > 0)
         for (long j = 0; j < n; j++)
             for (long r = 0; r < NR; r++)
                 if (labs(first + r - j) >= window) scores[j * NR + r] = -INFINITY;
-    for (long r = 0; r < NR; r += W) {
-        vec most = load(scores + r), sum = splat(0.0f);
-        for (long j = 1; j < n; j++) {
-            vec more = load(scores + j * NR + r);
-            most = pick(more > most, more, most);
+    UNROLL for (int i = 0; i < NR / W; i++) most[i] = load(scores + i * W), sum[i] = splat(0.0f);
+    for (long j = 1; j < n; j++)
+        UNROLL for (int i = 0; i < NR / W; i++) most[i] = larger(load(scores + j * NR + i * W), most[i]);
+    /* Columns without a query may see nothing. */
+    UNROLL for (int i = 0; i < NR / W; i++) most[i] = pick(most[i] > splat(-INFINITY), most[i], splat(0.0f));
+    for (long j = 0; j < n; j++)
+        UNROLL for (int i = 0; i < NR / W; i++) {
+            vec p = vexp(load(scores + j * NR + i * W) - most[i]);
+            store(scores + j * NR + i * W, p);
+            sum[i] += p;
         }
-        most = pick(most > splat(-INFINITY), most, splat(0.0f)); /* columns without a query may see nothing */
-        for (long j = 0; j < n; j++) {
-            vec p = vexp(load(scores + j * NR + r) - most);
-            store(scores + j * NR + r, p);
-            sum += p;
-        }
-        store(total + r, sum);
-    }
+    UNROLL for (int i = 0; i < NR / W; i++) store(share + i * W, inverse(sum[i]));
 }
 
-/* One head of one sequence: scores stand key by key, so that queries are the columns of a tile. */
+/* One head of one sequence: scores stand key by key, so that queries are the columns of a tile, and then its rows. */
 static void see(const EncoderLayer *l, const float *qkv, float *seen, long n, long h, float *room) {
-    static const float zeros[MR * NR];
-    long C = l->C, size = l->H * C, stride = 3 * size, wide = (C + MR - 1) / MR * MR, padded = (n + MR - 1) / MR * MR;
-    float *keys = room, *values = keys + padded * C, *scores = values + n * wide;
+    long C = l->C, size = l->H * C, stride = 3 * size, padded = (n + MR - 1) / MR * MR;
+    float *keys = room, *values = keys + padded * C, *scores = values + n * ((C + NR - 1) / NR * NR);
     const float *q = qkv + h * C, *k = q + size, *v = k + size;
-    memset(keys + n / MR * MR * C, 0, (padded - n / MR * MR) * C * sizeof *keys);
     for (long j = 0; j < n; j += MR)
-        for (long i = 0; i < MR && j + i < n; i++)
-            for (long c = 0; c < C; c++) keys[j * C + c * MR + i] = k[(j + i) * stride + c];
-    for (long c = 0; c < wide; c += MR)
+        turn_rows(k + j * stride, stride, n - j < MR ? n - j : MR, C, keys + j * C, MR);
+    for (long c = 0; c < C; c += NR)
         for (long j = 0; j < n; j++) {
-            float *to = values + c * n + j * MR;
-            if (c + MR <= C) memcpy(to, v + j * stride + c, MR * sizeof *to);
-            else
-                for (long i = 0; i < MR; i++) to[i] = c + i < C ? v[j * stride + c + i] : 0.0f;
+            float *to = values + c * n + j * NR;
+            long there = C - c < NR ? C - c : NR;
+            if (there < NR) memset(to, 0, NR * sizeof *to);
+            memcpy(to, v + j * stride + c, there * sizeof *to);
         }
     for (long first = 0; first < n; first += NR) {
         long count = n - first < NR ? n - first : NR, low = 0, high = n;
-        float queries[C * NR], total[NR], out[MR * NR];
+        float queries[C * NR], share[NR], out[NR * NR];
         if (l->window > 0) { /* keys that no query of the tile sees are left out */
             low = first - l->window + 1 > 0 ? (first - l->window + 1) / MR * MR : 0;
             high = first + count - 1 + l->window < n ? first + count - 1 + l->window : n;
         }
-        if (count < NR) memset(queries, 0, sizeof queries);
-        for (long r = 0; r < count; r++)
-            for (long c = 0; c < C; c++) queries[c * NR + r] = q[(first + r) * stride + c] * l->scale;
-        for (long j = low; j < high; j += MR) micro(keys + j * C, queries, C, zeros, scores + (j - low) * NR, NR);
-        softmax_columns(scores, high - low, first - low, l->window, total);
-        for (long c = 0; c < C; c += MR) {
-            micro(values + c * n + low * MR, scores, high - low, zeros, out, NR);
-            for (long i = 0; i < MR; i++)
-                for (long r = 0; r < NR; r += W) store(out + i * NR + r, load(out + i * NR + r) / load(total + r));
-            for (long r = 0; r < count; r++)
-                for (long i = 0; i < MR && c + i < C; i++)
-                    seen[(first + r) * size + h * C + c + i] = out[i * NR + r];
+        turn_rows(q + first * stride, stride, count, C, queries, NR);
+        for (long i = 0; i < C * NR; i += W) store(queries + i, load(queries + i) * splat(l->scale));
+        for (long j = low; j < high; j += MR) micro(keys + j * C, MR, queries, C, NULL, scores + (j - low) * NR, NR);
+        softmax_columns(scores, high - low, first - low, l->window, share);
+        for (long c = 0; c < C; c += NR) {
+            const float *panel = values + c * n + low * NR;
+            long r = 0, there = C - c < NR ? C - c : NR;
+            for (; r + MR <= NR; r += MR) micro(scores + r, NR, panel, high - low, NULL, out + r * NR, NR);
+            micro_rest(scores + r, NR, panel, high - low, NULL, out + r * NR, NR);
+            for (r = 0; r < count; r++) {
+                float *to = seen + (first + r) * size + h * C + c;
+                for (long i = 0; i < there; i += W)
+                    store_some(to + i, load(out + r * NR + i) * splat(share[r]), there - i);
+            }
         }
     }
 }

@@ -44,6 +44,7 @@ class EncoderLayers:
         self.fit = False
         self.packed: list[Tensor] = []
         self.structs: list[Matrix] = []  # of rounded matrices
+        self.panels = False  # whether their codes are packed as bytes.h has it
         self.blocks: Any = (Layer * len(layers))()
 
     def takes(self, library: Any) -> bool:
@@ -66,8 +67,7 @@ class EncoderLayers:
         for name in (*MATRICES, *NORMS):
             weight = found[name]
             if isinstance(weight, QuantizedMatrix):
-                self.structs.append(as_matrix(weight))
-                places.append(ctypes.addressof(self.structs[-1]))
+                places.append(self._matrix(library, weight))
                 continue
             if weight is not None and weight.dim() == 2:
                 weight = self._pack(library, weight)
@@ -76,9 +76,22 @@ class EncoderLayers:
         sizes = (
             attention.qkv.weight.shape[1], attention.heads, attention.head_size, ffn.down.weight.shape[1], 0,
             attention.window or 0, attention.interleaved, layer.gated, layer.norm_after, ACTIVATIONS[ffn.activation],
-            self.rounded,
+            2 if self.panels else self.rounded,
         )  # fmt: skip
         return Layer(*places, 0, 0, *map(int, sizes), layer.ffn_norm.eps, attention.scale)
+
+    def _matrix(self, library: Any, weight: QuantizedMatrix) -> int:
+        """Where a rounded matrix is told of; its codes are packed in panels where the processor can use them."""
+        struct = as_matrix(weight)
+        room = library.bytes_room(ctypes.byref(struct))
+        self.panels = room > 0
+        if self.panels:
+            panels = torch.empty(room, dtype=torch.uint8)
+            library.pack_bytes(ctypes.byref(struct), panels.data_ptr())
+            struct.codes = panels.data_ptr()
+            self.packed.append(panels)
+        self.structs.append(struct)
+        return ctypes.addressof(struct)
 
     def _pack(self, library: Any, weight_OI: Tensor) -> Tensor:
         outputs, inputs = weight_OI.shape

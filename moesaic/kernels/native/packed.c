@@ -11,51 +11,56 @@ long packed_numbers(long outputs, long inputs) { return packed_size(outputs, inp
 /* Rows in panels of MR, in which the MR numbers of one input lie side by side; rows that are not there are zeros. */
 static void pack_rows(const float *x, long stride, long rows, long depth, float *to) {
     for (long t = 0; t < rows; t += MR)
-        for (long r = 0; r < MR; r++) {
-            float *at = to + t * depth + r;
-            const float *from = x + (t + r) * stride;
-            if (t + r < rows)
-                for (long i = 0; i < depth; i++) at[i * MR] = from[i];
-            else
-                for (long i = 0; i < depth; i++) at[i * MR] = 0.0f;
-        }
+        turn_rows(x + t * stride, stride, rows - t < MR ? rows - t : MR, depth, to + t * depth, MR);
 }
 
 #ifdef __aarch64__
-void micro(const float *a, const float *b, long depth, const float *start, float *to, long to_stride) {
+INLINE void tile(int R, const float *a, long a_step, const float *b, long depth, const float *start, float *to,
+                 long to_stride) {
     float32x4_t c[MR][3];
-    UNROLL for (int r = 0; r < MR; r++) UNROLL for (int j = 0; j < 3; j++) c[r][j] = vld1q_f32(start + r * NR + 4 * j);
-    for (long k = 0; k < depth; k++, a += MR, b += NR) {
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int j = 0; j < 3; j++)
+        c[r][j] = start ? vld1q_f32(start + r * NR + 4 * j) : vdupq_n_f32(0.0f);
+    for (long k = 0; k < depth; k++, a += a_step, b += NR) {
         float32x4_t b0 = vld1q_f32(b), b1 = vld1q_f32(b + 4), b2 = vld1q_f32(b + 8);
-        float32x4_t a0 = vld1q_f32(a), a1 = vld1q_f32(a + 4);
+        float32x4_t a0 = vld1q_f32(a), a1 = a0;
+        if (R > 4) a1 = vld1q_f32(a + 4);
 #define ROW(r, from, lane)                                                                                             \
     c[r][0] = vfmaq_laneq_f32(c[r][0], b0, from, lane), c[r][1] = vfmaq_laneq_f32(c[r][1], b1, from, lane),            \
     c[r][2] = vfmaq_laneq_f32(c[r][2], b2, from, lane)
         ROW(0, a0, 0), ROW(1, a0, 1), ROW(2, a0, 2), ROW(3, a0, 3);
-        ROW(4, a1, 0), ROW(5, a1, 1), ROW(6, a1, 2), ROW(7, a1, 3);
+        if (R > 4) ROW(4, a1, 0), ROW(5, a1, 1), ROW(6, a1, 2), ROW(7, a1, 3);
 #undef ROW
     }
-    UNROLL for (int r = 0; r < MR; r++) UNROLL for (int j = 0; j < 3; j++) vst1q_f32(to + r * to_stride + 4 * j, c[r][j]);
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int j = 0; j < 3; j++) vst1q_f32(to + r * to_stride + 4 * j, c[r][j]);
 }
 #else
 typedef float wide __attribute__((vector_size(4 * LANES)));
 typedef float loose_wide __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
-void micro(const float *a, const float *b, long depth, const float *start, float *to, long to_stride) {
+INLINE void tile(int R, const float *a, long a_step, const float *b, long depth, const float *start, float *to,
+                 long to_stride) {
     wide c[MR][2];
-    UNROLL for (int r = 0; r < MR; r++) UNROLL for (int j = 0; j < 2; j++)
-        c[r][j] = (wide)(*(const loose_wide *)(start + r * NR + LANES * j));
-    for (long k = 0; k < depth; k++, a += MR, b += NR) {
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int j = 0; j < 2; j++)
+        c[r][j] = start ? (wide)(*(const loose_wide *)(start + r * NR + LANES * j)) : (wide){0};
+    for (long k = 0; k < depth; k++, a += a_step, b += NR) {
         wide b0 = (wide)(*(const loose_wide *)b), b1 = (wide)(*(const loose_wide *)(b + LANES));
-        UNROLL for (int r = 0; r < MR; r++) {
+        UNROLL for (int r = 0; r < R; r++) {
             wide each = a[r] - (wide){0};
             c[r][0] += b0 * each, c[r][1] += b1 * each;
         }
     }
-    UNROLL for (int r = 0; r < MR; r++) UNROLL for (int j = 0; j < 2; j++)
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int j = 0; j < 2; j++)
         *(loose_wide *)(to + r * to_stride + LANES * j) = (loose_wide)c[r][j];
 }
 #endif
+
+void micro(const float *a, long a_step, const float *b, long depth, const float *start, float *to, long to_stride) {
+    tile(MR, a, a_step, b, depth, start, to, to_stride);
+}
+_Static_assert(NR % MR == 4 || NR % MR == 8, "rows that are left come in fours");
+void micro_rest(const float *a, long a_step, const float *b, long depth, const float *start, float *to, long to_stride) {
+    tile(NR % MR, a, a_step, b, depth, start, to, to_stride);
+}
 
 void packed_matmul(const float *x, long x_stride, const float *w, const float *bias, float *y, long y_stride, long rows,
                    long inputs, long outputs, float *panel) {
@@ -66,15 +71,15 @@ void packed_matmul(const float *x, long x_stride, const float *w, const float *b
             const float *weights = w + o * inputs + from * NR;
             long count = outputs - o < NR ? outputs - o : NR;
             for (long t = 0; t < rows; t += MR) {
-                float start[MR * NR], tile[MR * NR];
+                float start[MR * NR], found[MR * NR];
                 long here = rows - t < MR ? rows - t : MR;
                 memset(start, 0, sizeof start);
                 for (long r = 0; r < here; r++) {
                     const float *before = from ? y + (t + r) * y_stride + o : bias ? bias + o : NULL;
                     if (before) memcpy(start + r * NR, before, count * sizeof *start);
                 }
-                micro(panel + t * depth, weights, depth, start, tile, NR);
-                for (long r = 0; r < here; r++) memcpy(y + (t + r) * y_stride + o, tile + r * NR, count * sizeof *tile);
+                micro(panel + t * depth, MR, weights, depth, start, found, NR);
+                for (long r = 0; r < here; r++) memcpy(y + (t + r) * y_stride + o, found + r * NR, count * sizeof *found);
             }
         }
     }

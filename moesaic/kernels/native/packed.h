@@ -25,9 +25,12 @@
 /* Numbers that a packed matrix takes. */
 INLINE long packed_size(long outputs, long inputs) { return (outputs + NR - 1) / NR * NR * inputs; }
 
-/* A tile of MR rows and NR outputs: `start` (NR a row) added to sums over `depth` inputs, of which the MR numbers of `a`
-   and the NR of `b` lie side by side. */
-void micro(const float *a, const float *b, long depth, const float *start, float *to, long to_stride);
+/* A tile of MR rows and NR outputs: `start` (NR a row, or NULL for zeros) added to sums over `depth` inputs, of which the
+   MR numbers of `a`, a_step apart from the next ones, and the NR of `b` lie side by side. */
+void micro(const float *a, long a_step, const float *b, long depth, const float *start, float *to, long to_stride);
+
+/* The same for as many rows as MR leaves of NR: where the rows are the columns of such a tile. */
+void micro_rest(const float *a, long a_step, const float *b, long depth, const float *start, float *to, long to_stride);
 
 /* y[t][o] = bias[o] + sum over i of x[t][i] * w[o][i], for at most TILE_ROWS rows. `panel` has room for
    TILE_ROWS * DEPTH numbers. Rows of y lie y_stride apart. */

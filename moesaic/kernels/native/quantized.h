@@ -24,9 +24,7 @@
 #define MANY 4
 #define PANEL (TOGETHER * TILE)
 
-typedef float four __attribute__((vector_size(16)));
 typedef int32_t four_whole __attribute__((vector_size(16)));
-typedef float loose_four __attribute__((vector_size(16), aligned(4), may_alias));
 
 typedef struct {
     const uint8_t *codes;

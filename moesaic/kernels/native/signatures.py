@@ -27,7 +27,10 @@ SIGNATURES = {
     "activate": [POINTER] + [LONG] * 3 + [INT, LONG, INT],
     "pack": [POINTER] * 2 + [LONG] * 2,
     "packed_numbers": [LONG] * 2,
+    "bytes_room": [POINTER],
+    "pack_bytes": [POINTER] * 2,
     "encode": [POINTER, LONG] + [POINTER] * 2 + [LONG, INT],
     "delta_rule": [POINTER] * 13 + [LONG] * 8 + [INT],
     "attend_back": [POINTER] * 10 + [LONG] * 9 + [FLOAT, INT],
 }
+NUMBERS = ("packed_numbers", "bytes_room")  # what answers with a number

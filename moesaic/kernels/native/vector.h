@@ -10,6 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if W == 16
+#include <immintrin.h>
+#endif
 #ifndef W
 #ifdef __AVX2__
 #define W 8
@@ -32,6 +35,25 @@ INLINE vec pick(ivec condition, vec yes, vec no) {
     return (vec)((condition & (ivec)yes) | (~condition & (ivec)no));
 }
 
+/* The larger of two, lane by lane; the second where either is no number. */
+INLINE vec larger(vec a, vec b) {
+#if W == 16
+    return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return pick(a > b, a, b);
+#endif
+}
+
+/* One over a finite number, to within a unit in the last place or so. */
+INLINE vec inverse(vec x) {
+#if W == 16
+    vec y = (vec)_mm512_rcp14_ps((__m512)x);
+    return y + y * (splat(1.0f) - x * y);
+#else
+    return splat(1.0f) / x;
+#endif
+}
+
 /* sum + a * b, rounded once. Left to itself the compiler copies sums from register to register between unrolled steps. */
 INLINE vec fused(vec sum, vec a, vec b) {
 #if defined(__aarch64__) && W == 4
@@ -40,6 +62,27 @@ INLINE vec fused(vec sum, vec a, vec b) {
 #else
     return sum + a * b;
 #endif
+}
+
+typedef float four __attribute__((vector_size(16)));
+typedef float loose_four __attribute__((vector_size(16), aligned(4), may_alias));
+
+/* Rows of x become columns: to[c][r] = x[r][c] for `width` rows, those past the last one zeros. */
+INLINE void turn_rows(const float *x, long stride, long rows, long columns, float *to, long width) {
+    long tall = rows / 4 * 4, wide = columns / 4 * 4;
+    for (long r = 0; r < tall; r += 4)
+        for (long c = 0; c < wide; c += 4) {
+            const float *from = x + r * stride + c;
+            four row[4];
+            UNROLL for (int i = 0; i < 4; i++) row[i] = (four)(*(const loose_four *)(from + i * stride));
+            four ab = __builtin_shufflevector(row[0], row[1], 0, 4, 2, 6), AB = __builtin_shufflevector(row[0], row[1], 1, 5, 3, 7);
+            four cd = __builtin_shufflevector(row[2], row[3], 0, 4, 2, 6), CD = __builtin_shufflevector(row[2], row[3], 1, 5, 3, 7);
+            row[0] = __builtin_shufflevector(ab, cd, 0, 1, 4, 5), row[1] = __builtin_shufflevector(AB, CD, 0, 1, 4, 5);
+            row[2] = __builtin_shufflevector(ab, cd, 2, 3, 6, 7), row[3] = __builtin_shufflevector(AB, CD, 2, 3, 6, 7);
+            UNROLL for (int i = 0; i < 4; i++) *(loose_four *)(to + (c + i) * width + r) = (loose_four)row[i];
+        }
+    for (long r = 0; r < width; r++)
+        for (long c = r < tall ? wide : 0; c < columns; c++) to[c * width + r] = r < rows ? x[r * stride + c] : 0.0f;
 }
 
 /* W rows of W become W columns. */
@@ -113,9 +156,15 @@ INLINE float lane_max(vec v) {
 
 /* e^x to within two units in the last place; 1 at 0 exactly; 0 far below; infinity far above; NaN stays. */
 INLINE vec vexp(vec x) {
+#if W == 16
+    x = (vec)_mm512_max_ps((__m512)splat(-104.0f), (__m512)x);
+    x = (vec)_mm512_min_ps((__m512)splat(104.0f), (__m512)x);
+    vec n = (vec)_mm512_roundscale_ps((__m512)(x * splat(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
     const vec magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
     vec n = (x * splat(1.44269504f) + magic) - magic;
     ivec low = x < splat(-87.3f), high = x > splat(88.7f);
+#endif
     vec r = x - n * splat(0.693359375f);
     r = r + n * splat(2.12194440e-4f);
     vec p = splat(1.9875691500e-4f);
@@ -125,11 +174,15 @@ INLINE vec vexp(vec x) {
     p = p * r + splat(1.6666665459e-1f);
     p = p * r + splat(5.0000001201e-1f);
     p = p * (r * r) + (r + splat(1.0f));
+#if W == 16
+    return (vec)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
     /* 2^n in two halves, because 2^128 is not a float. */
     ivec whole = __builtin_convertvector(pick(low | high, splat(0.0f), n), ivec), half = whole >> 1;
     p = p * (vec)((half + 127) << 23) * (vec)((whole - half + 127) << 23);
     p = pick(low, splat(0.0f), p);
     return pick(high, splat(INFINITY), p);
+#endif
 }
 
 INLINE float exp1(float x) { return vexp(splat(x))[0]; }
