@@ -21,6 +21,27 @@ void pack_bytes(const Matrix *m, uint8_t *to) {
             }
 }
 
+INLINE __m512 sixteen(const float *x, long left) {
+    return left >= 16 ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps((1u << left) - 1, x);
+}
+
+void round_bytes(const float *x, const Matrix *m, const Rounded *to, long row) {
+    __m512 most = _mm512_setzero_ps();
+    __m512i sum = _mm512_setzero_si512();
+    int8_t *values = to->values + row * m->padded;
+    for (long i = 0; i < m->inputs; i += 16) most = _mm512_max_ps(most, _mm512_abs_ps(sixteen(x + i, m->inputs - i)));
+    float largest = _mm512_reduce_max_ps(most), scale = largest / 127.5f, back = largest > 0.0f ? 1.0f / scale : 0.0f;
+    for (long i = 0; i < m->padded; i += 16) { /* what is padded is rounded to zeros */
+        __m512 v = i < m->inputs ? sixteen(x + i, m->inputs - i) : _mm512_setzero_ps();
+        __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(v, _mm512_set1_ps(back)));
+        q = _mm512_min_epi32(q, _mm512_set1_epi32(127));
+        sum = _mm512_add_epi32(sum, q);
+        _mm_storeu_si128((void *)(values + i), _mm512_cvtepi32_epi8(q));
+    }
+    int32_t whole = _mm512_reduce_add_epi32(sum);
+    to->scales[row] = scale, to->sums[row] = (float)whole, to->wholes[row] = whole;
+}
+
 /* sum + codes * x by fours. The compiler's own form of it copies sums from register to register. */
 INLINE __m512i dot_quad(__m512i sum, __m512i codes, __m512i x) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(x));
@@ -89,6 +110,7 @@ long bytes_room(const Matrix *m) {
     return 0;
 }
 void pack_bytes(const Matrix *m, uint8_t *to) { (void)m, (void)to; }
+void round_bytes(const float *x, const Matrix *m, const Rounded *to, long row) { (void)x, (void)m, (void)to, (void)row; }
 void bytes_matmul(const Matrix *m, const Rounded *x, const float *bias, float *y, long rows) {
     (void)m, (void)x, (void)bias, (void)y, (void)rows;
 }

@@ -11,5 +11,8 @@ long bytes_room(const Matrix *m);
 /* From the tiles of quantized.h. */
 void pack_bytes(const Matrix *m, uint8_t *to);
 
+/* As round_row. */
+void round_bytes(const float *x, const Matrix *m, const Rounded *to, long row);
+
 /* y = x w' + bias; the codes of m are such panels. */
 void bytes_matmul(const Matrix *m, const Rounded *x, const float *bias, float *y, long rows);

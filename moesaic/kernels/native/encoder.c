@@ -148,11 +148,12 @@ static void multiply(const EncoderLayer *l, const Tile *tile, const float *x, lo
     }
     const Matrix *m = w;
     Rounded rounded = rounded_at(m, tile->rounded, rows);
-    for (long t = 0; t < rows; t++) round_row(x + t * x_stride, m, &rounded, t);
     if (l->rounded == 2) {
+        for (long t = 0; t < rows; t++) round_bytes(x + t * x_stride, m, &rounded, t);
         bytes_matmul(m, &rounded, bias, y, rows);
         return;
     }
+    for (long t = 0; t < rows; t++) round_row(x + t * x_stride, m, &rounded, t);
     long tiles = tiles_together(rows), wide = tiles * TILE;
     for (long first = 0; first < outputs; first += wide) {
         long count = outputs - first < wide ? outputs - first : wide;
@@ -203,70 +204,93 @@ static void feed_forward(const EncoderLayer *l, Tile *tile, float *x, const floa
     }
 }
 
-/* Room for one sequence's keys and values of a head, as `micro` reads them, and for the scores of NR of its queries. */
+#define KEYS 72 /* looked at together: with their values and scores they stay in the nearest cache; a multiple of MR */
+
+/* Room for one sequence's keys and values of a head, as `micro` reads them. */
 static long head_size(long tokens, long C) {
-    long padded = (tokens + MR - 1) / MR * MR, wide = (C + NR - 1) / NR * NR;
-    return padded * C + tokens * wide + padded * NR;
+    return (tokens + MR - 1) / MR * MR * C + tokens * ((C + NR - 1) / NR * NR);
 }
 
-/* Softmax down the columns of n rows of NR scores, left unnormalized; one over the columns' sums goes to `share`. A column
-   is one query, at place `first` + column; with a window it sees only keys nearer than that. */
-static void softmax_columns(float *scores, long n, long first, long window, float *share) {
+/* NR queries as they have seen some keys: the largest score of each, the sum of its weights, and what these must be
+   multiplied by to be weights of the next keys too. */
+typedef struct {
+    float most[NR], sum[NR], factor[NR];
+} Seen;
+
+/* Scores of the next n keys, rows of NR, become weights. Query r is at place `first` + r of these keys; with a window it
+   sees only keys nearer than that. */
+static void weigh(float *scores, long n, long first, long window, Seen *seen) {
     vec most[NR / W], sum[NR / W];
-    if (window > 0)
+    if (window > 0 && (first + NR > window || n - first > window))
         for (long j = 0; j < n; j++)
             for (long r = 0; r < NR; r++)
                 if (labs(first + r - j) >= window) scores[j * NR + r] = -INFINITY;
-    UNROLL for (int i = 0; i < NR / W; i++) most[i] = load(scores + i * W), sum[i] = splat(0.0f);
-    for (long j = 1; j < n; j++)
+    UNROLL for (int i = 0; i < NR / W; i++) most[i] = load(seen->most + i * W);
+    for (long j = 0; j < n; j++)
         UNROLL for (int i = 0; i < NR / W; i++) most[i] = larger(load(scores + j * NR + i * W), most[i]);
-    /* Columns without a query may see nothing. */
-    UNROLL for (int i = 0; i < NR / W; i++) most[i] = pick(most[i] > splat(-INFINITY), most[i], splat(0.0f));
+    UNROLL for (int i = 0; i < NR / W; i++) {
+        vec before = load(seen->most + i * W);
+        store(seen->most + i * W, most[i]);
+        most[i] = pick(most[i] > splat(-INFINITY), most[i], splat(0.0f)); /* nothing may have been seen yet */
+        vec factor = vexp(before - most[i]);
+        store(seen->factor + i * W, factor);
+        sum[i] = load(seen->sum + i * W) * factor;
+    }
     for (long j = 0; j < n; j++)
         UNROLL for (int i = 0; i < NR / W; i++) {
             vec p = vexp(load(scores + j * NR + i * W) - most[i]);
             store(scores + j * NR + i * W, p);
             sum[i] += p;
         }
-    UNROLL for (int i = 0; i < NR / W; i++) store(share + i * W, inverse(sum[i]));
+    UNROLL for (int i = 0; i < NR / W; i++) store(seen->sum + i * W, sum[i]);
 }
 
 /* One head of one sequence: scores stand key by key, so that queries are the columns of a tile, and then its rows. */
 static void see(const EncoderLayer *l, const float *qkv, float *seen, long n, long h, float *room) {
-    long C = l->C, size = l->H * C, stride = 3 * size, padded = (n + MR - 1) / MR * MR;
-    float *keys = room, *values = keys + padded * C, *scores = values + n * ((C + NR - 1) / NR * NR);
+    long C = l->C, size = l->H * C, stride = 3 * size, wide = (C + NR - 1) / NR * NR;
+    float *keys = room, *values = keys + (n + MR - 1) / MR * MR * C;
     const float *q = qkv + h * C, *k = q + size, *v = k + size;
-    for (long j = 0; j < n; j += MR)
-        turn_rows(k + j * stride, stride, n - j < MR ? n - j : MR, C, keys + j * C, MR);
+    for (long j = 0; j < n; j += MR) turn_rows(k + j * stride, stride, n - j < MR ? n - j : MR, C, keys + j * C, MR);
     for (long c = 0; c < C; c += NR)
         for (long j = 0; j < n; j++) {
             float *to = values + c * n + j * NR;
-            long there = C - c < NR ? C - c : NR;
-            if (there < NR) memset(to, 0, NR * sizeof *to);
-            memcpy(to, v + j * stride + c, there * sizeof *to);
+            for (long i = 0; i < NR; i += W)
+                store(to + i, c + i < C ? load_some(v + j * stride + c + i, C - c - i) : splat(0.0f));
         }
     for (long first = 0; first < n; first += NR) {
         long count = n - first < NR ? n - first : NR, low = 0, high = n;
-        float queries[C * NR], share[NR], out[NR * NR];
+        float queries[C * NR], scores[KEYS * NR], out[wide * NR];
+        Seen so_far = {.sum = {0}};
+        for (long r = 0; r < NR; r++) so_far.most[r] = -INFINITY;
         if (l->window > 0) { /* keys that no query of the tile sees are left out */
             low = first - l->window + 1 > 0 ? (first - l->window + 1) / MR * MR : 0;
             high = first + count - 1 + l->window < n ? first + count - 1 + l->window : n;
         }
         turn_rows(q + first * stride, stride, count, C, queries, NR);
         for (long i = 0; i < C * NR; i += W) store(queries + i, load(queries + i) * splat(l->scale));
-        for (long j = low; j < high; j += MR) micro(keys + j * C, MR, queries, C, NULL, scores + (j - low) * NR, NR);
-        softmax_columns(scores, high - low, first - low, l->window, share);
-        for (long c = 0; c < C; c += NR) {
-            const float *panel = values + c * n + low * NR;
-            long r = 0, there = C - c < NR ? C - c : NR;
-            for (; r + MR <= NR; r += MR) micro(scores + r, NR, panel, high - low, NULL, out + r * NR, NR);
-            micro_rest(scores + r, NR, panel, high - low, NULL, out + r * NR, NR);
-            for (r = 0; r < count; r++) {
-                float *to = seen + (first + r) * size + h * C + c;
-                for (long i = 0; i < there; i += W)
-                    store_some(to + i, load(out + r * NR + i) * splat(share[r]), there - i);
+        for (long from = low; from < high; from += KEYS) {
+            long here = high - from < KEYS ? high - from : KEYS;
+            for (long j = 0; j < here; j += MR)
+                micro(keys + (from + j) * C, MR, queries, C, NULL, scores + j * NR, NR);
+            weigh(scores, here, first - from, l->window, &so_far);
+            if (from > low)
+                for (long i = 0; i < wide * NR; i += W)
+                    store(out + i, load(out + i) * splat(so_far.factor[i / NR % NR]));
+            for (long c = 0; c < C; c += NR) {
+                const float *panel = values + c * n + from * NR;
+                float *to = out + c * NR;
+                long r = 0;
+                for (; r + MR <= NR; r += MR)
+                    micro(scores + r, NR, panel, here, from > low ? to + r * NR : NULL, to + r * NR, NR);
+                micro_rest(scores + r, NR, panel, here, from > low ? to + r * NR : NULL, to + r * NR, NR);
             }
         }
+        for (long r = 0; r < count; r++)
+            for (long c = 0; c < C; c += W) {
+                float share = 1.0f / so_far.sum[r];
+                const float *from = out + c / NR * NR * NR + r * NR + c % NR;
+                store_some(seen + (first + r) * size + h * C + c, load(from) * splat(share), C - c);
+            }
     }
 }
 

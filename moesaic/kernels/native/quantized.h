@@ -17,7 +17,7 @@
 
 /* Tiles whose codes are unpacked together once there are MANY rows to meet them. */
 #if defined(__AVX512BW__) && defined(__FMA__)
-#define TOGETHER 4
+#define TOGETHER 8
 #else
 #define TOGETHER 1
 #endif

@@ -5,9 +5,10 @@
 #include "quantized_x86.h"
 
 #define PANELS 1
-#define VECTORS (LANES / 2)                 /* of a panel's outputs, so that sums for four rows fill the registers */
+#define VECTORS (PANEL / (4 * LANES))       /* of a panel's outputs */
 _Static_assert(VECTORS * 4 * LANES == PANEL, "a panel is whole vectors");
-#define STRETCH 512                         /* inputs whose codes, of one panel, stay in the nearest cache */
+#define PLANES (LANES == 4 ? 6 : 8)         /* of rows that meet a panel together: their sums fill the registers */
+#define STRETCH 256                         /* inputs whose codes, of one panel, stay in the nearest cache */
 
 typedef struct {
     vector codes[STRETCH / 4 * VECTORS] __attribute__((aligned(64))); /* by quad of inputs */
@@ -68,14 +69,14 @@ static void unpack_scales(const Matrix *m, long tile, long first, long last, Unp
 /* R rows, inputs from..to, which are whole groups or a part of one; `kept` holds the sums of a group in parts. */
 INLINE void panel_rows(int bits, int R, int planes, const Matrix *m, const Rounded *x, const Unpacked *w, long from,
                        long to, const long *which, int32_t *kept, float *y) {
-    const int8_t *rows[8];
+    const int8_t *rows[PLANES];
     UNROLL for (int k = 0; k < R * planes; k++)
         rows[k] = x->values + (which[k / planes] * planes + k % planes) * m->padded;
     const vector *codes = w->codes;
     const float *scales = w->scales, *zeros = w->zeros;
     for (long at = from, g = from / m->group; at < to; g++, scales += PANEL, zeros += PANEL) {
         long end = (g + 1) * m->group < m->padded ? (g + 1) * m->group : m->padded, stop = end < to ? end : to;
-        vector sum[8 * VECTORS];
+        vector sum[PLANES * VECTORS];
         UNROLL for (int k = 0; k < R * planes; k++) UNROLL for (int n = 0; n < VECTORS; n++) {
             if (at > g * m->group) sum[k * VECTORS + n] = load_lanes(kept + k * PANEL + n * 4 * LANES);
             else if (bits < 8) sum[k * VECTORS + n] = (vector){0};
@@ -126,10 +127,11 @@ INLINE void panel_any(int bits, int planes, const Matrix *m, const Rounded *x, l
             long plain[8] = {t, t + 1, t + 2, t + 3, t + 4, t + 5, t + 6, t + 7}, left = rows - t;
             const long *some = which ? which + t : plain;
             int32_t *sums = kept ? kept + t * planes * PANEL : NULL;
-            /* Eight planes of rows at a time: fewer sums would wait for each other. */
-            if (planes == 1 && left >= 8)
-                panel_rows(bits, 8, planes, m, x, &w, from, to, some, sums, y + t * PANEL), t += 8;
-            else if (left >= 4) panel_rows(bits, 4, planes, m, x, &w, from, to, some, sums, y + t * PANEL), t += 4;
+            long most = PLANES / planes;
+            if (left >= most && !(most == 6 && left == 8)) /* two fours take less time than six and two */
+                panel_rows(bits, most, planes, m, x, &w, from, to, some, sums, y + t * PANEL), t += most;
+            else if (most > 3 && left >= 4)
+                panel_rows(bits, 4, planes, m, x, &w, from, to, some, sums, y + t * PANEL), t += 4;
             else if (left >= 2) panel_rows(bits, 2, planes, m, x, &w, from, to, some, sums, y + t * PANEL), t += 2;
             else panel_rows(bits, 1, planes, m, x, &w, from, to, some, sums, y + t * PANEL), t += 1;
         }

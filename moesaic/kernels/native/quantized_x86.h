@@ -96,7 +96,9 @@ INLINE vector quads_of(int bits, const int8_t *x, int part) {
 INLINE vector dot(int bits, int fine, vector sum, vector codes, vector x) {
 #if (LANES == 4 && defined(__AVX512VNNI__)) || (LANES == 2 && defined(__AVX512VNNI__) && defined(__AVX512VL__))
     (void)bits, (void)fine;
-    return SIMD(dpbusd_epi32)(sum, codes, x);
+    /* The compiler's own form of it copies sums from register to register. */
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(x));
+    return sum;
 #elif defined(__AVXVNNI__)
     (void)bits, (void)fine;
     return _mm256_dpbusd_avx_epi32(sum, codes, x);
