@@ -35,12 +35,19 @@ INLINE vec pick(ivec condition, vec yes, vec no) {
     return (vec)((condition & (ivec)yes) | (~condition & (ivec)no));
 }
 
-/* The larger of two, lane by lane; the second where either is no number. */
+/* The larger of two and the smaller, lane by lane; the second where either is no number. */
 INLINE vec larger(vec a, vec b) {
 #if W == 16
     return (vec)_mm512_max_ps((__m512)a, (__m512)b);
 #else
     return pick(a > b, a, b);
+#endif
+}
+INLINE vec smaller(vec a, vec b) {
+#if W == 16
+    return (vec)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+    return pick(a < b, a, b);
 #endif
 }
 
@@ -157,8 +164,7 @@ INLINE float lane_max(vec v) {
 /* e^x to within two units in the last place; 1 at 0 exactly; 0 far below; infinity far above; NaN stays. */
 INLINE vec vexp(vec x) {
 #if W == 16
-    x = (vec)_mm512_max_ps((__m512)splat(-104.0f), (__m512)x);
-    x = (vec)_mm512_min_ps((__m512)splat(104.0f), (__m512)x);
+    x = smaller(splat(104.0f), larger(splat(-104.0f), x));
     vec n = (vec)_mm512_roundscale_ps((__m512)(x * splat(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
     const vec magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
