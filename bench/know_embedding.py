@@ -56,7 +56,8 @@ def time_row(model: Path, files: list[Path], most: int, threads: int, rounds: in
             wall[bits] = min(wall[bits], time.perf_counter() - begun)
     cosines = (vectors[32] * vectors[8]).sum(axis=1)
     return {
-        "what": "time", "threads": threads, "megabytes": size, "chunks": len(some),
+        "what": "time", "text": files[0].stem if len(files) == 1 else "docs", "threads": threads,
+        "megabytes": size, "chunks": len(some),
         "processor_seconds_per_megabyte": {str(bits): float(seconds / size) for bits, seconds in processor.items()},
         "wall_seconds_per_megabyte": {str(bits): float(seconds / size) for bits, seconds in wall.items()},
         "cosine": {"least": float(cosines.min()), "mean": float(cosines.mean())},

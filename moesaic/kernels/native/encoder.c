@@ -276,7 +276,7 @@ static void see(const EncoderLayer *l, const float *qkv, float *seen, long n, lo
         for (long from = low; from < high; from += KEYS) {
             long here = high - from < KEYS ? high - from : KEYS;
             for (long j = 0; j < here; j += MR)
-                micro(keys + (from + j) * C, MR, queries, C, NULL, scores + j * NR, NR);
+                micro(keys + (from + j) * C, MR, queries, C, NULL, scores + j * NR, NR, queries);
             weigh(scores, here, first - from, l->window, &so_far);
             if (from > low)
                 for (long i = 0; i < wide * NR; i += W)
@@ -286,7 +286,7 @@ static void see(const EncoderLayer *l, const float *qkv, float *seen, long n, lo
                 float *to = out + c * NR;
                 long r = 0;
                 for (; r + MR <= NR; r += MR)
-                    micro(scores + r, NR, panel, here, from > low ? to + r * NR : NULL, to + r * NR, NR);
+                    micro(scores + r, NR, panel, here, from > low ? to + r * NR : NULL, to + r * NR, NR, panel);
                 micro_rest(scores + r, NR, panel, here, from > low ? to + r * NR : NULL, to + r * NR, NR);
             }
         }

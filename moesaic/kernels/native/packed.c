@@ -16,11 +16,12 @@ static void pack_rows(const float *x, long stride, long rows, long depth, float 
 
 #ifdef __aarch64__
 INLINE void tile(int R, const float *a, long a_step, const float *b, long depth, const float *start, float *to,
-                 long to_stride) {
+                 long to_stride, const float *next) {
     float32x4_t c[MR][3];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int j = 0; j < 3; j++)
         c[r][j] = start ? vld1q_f32(start + r * NR + 4 * j) : vdupq_n_f32(0.0f);
-    for (long k = 0; k < depth; k++, a += a_step, b += NR) {
+    for (long k = 0; k < depth; k++, a += a_step, b += NR, next += 16) {
+        __builtin_prefetch(next, 0, 2);
         float32x4_t b0 = vld1q_f32(b), b1 = vld1q_f32(b + 4), b2 = vld1q_f32(b + 8);
         float32x4_t a0 = vld1q_f32(a), a1 = a0;
         if (R > 4) a1 = vld1q_f32(a + 4);
@@ -38,11 +39,12 @@ typedef float wide __attribute__((vector_size(4 * LANES)));
 typedef float loose_wide __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 INLINE void tile(int R, const float *a, long a_step, const float *b, long depth, const float *start, float *to,
-                 long to_stride) {
+                 long to_stride, const float *next) {
     wide c[MR][2];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int j = 0; j < 2; j++)
         c[r][j] = start ? (wide)(*(const loose_wide *)(start + r * NR + LANES * j)) : (wide){0};
-    for (long k = 0; k < depth; k++, a += a_step, b += NR) {
+    for (long k = 0; k < depth; k++, a += a_step, b += NR, next += 16) {
+        __builtin_prefetch(next, 0, 2);
         wide b0 = (wide)(*(const loose_wide *)b), b1 = (wide)(*(const loose_wide *)(b + LANES));
         UNROLL for (int r = 0; r < R; r++) {
             wide each = a[r] - (wide){0};
@@ -54,12 +56,13 @@ INLINE void tile(int R, const float *a, long a_step, const float *b, long depth,
 }
 #endif
 
-void micro(const float *a, long a_step, const float *b, long depth, const float *start, float *to, long to_stride) {
-    tile(MR, a, a_step, b, depth, start, to, to_stride);
+void micro(const float *a, long a_step, const float *b, long depth, const float *start, float *to, long to_stride,
+           const float *next) {
+    tile(MR, a, a_step, b, depth, start, to, to_stride, next);
 }
 _Static_assert(NR % MR == 4 || NR % MR == 8, "rows that are left come in fours");
 void micro_rest(const float *a, long a_step, const float *b, long depth, const float *start, float *to, long to_stride) {
-    tile(NR % MR, a, a_step, b, depth, start, to, to_stride);
+    tile(NR % MR, a, a_step, b, depth, start, to, to_stride, b);
 }
 
 void packed_matmul(const float *x, long x_stride, const float *w, const float *bias, float *y, long y_stride, long rows,
@@ -68,7 +71,7 @@ void packed_matmul(const float *x, long x_stride, const float *w, const float *b
         long depth = inputs - from < DEPTH ? inputs - from : DEPTH;
         pack_rows(x + from, x_stride, rows, depth, panel);
         for (long o = 0; o < outputs; o += NR) {
-            const float *weights = w + o * inputs + from * NR;
+            const float *weights = w + o * inputs + from * NR, *next = weights + inputs * NR;
             long count = outputs - o < NR ? outputs - o : NR;
             for (long t = 0; t < rows; t += MR) {
                 float start[MR * NR], found[MR * NR];
@@ -78,7 +81,7 @@ void packed_matmul(const float *x, long x_stride, const float *w, const float *b
                     const float *before = from ? y + (t + r) * y_stride + o : bias ? bias + o : NULL;
                     if (before) memcpy(start + r * NR, before, count * sizeof *start);
                 }
-                micro(panel + t * depth, MR, weights, depth, start, found, NR);
+                micro(panel + t * depth, MR, weights, depth, start, found, NR, next + t / MR * depth * 16);
                 for (long r = 0; r < here; r++) memcpy(y + (t + r) * y_stride + o, found + r * NR, count * sizeof *found);
             }
         }
