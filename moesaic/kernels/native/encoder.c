@@ -276,18 +276,17 @@ static void see(const EncoderLayer *l, const float *qkv, float *seen, long n, lo
         for (long from = low; from < high; from += KEYS) {
             long here = high - from < KEYS ? high - from : KEYS;
             for (long j = 0; j < here; j += MR)
-                micro(keys + (from + j) * C, MR, queries, C, NULL, scores + j * NR, NR, queries);
+                micro(keys + (from + j) * C, MR, queries, C, NULL, 0, scores + j * NR, NR, queries);
             weigh(scores, here, first - from, l->window, &so_far);
             if (from > low)
                 for (long i = 0; i < wide * NR; i += W)
                     store(out + i, load(out + i) * splat(so_far.factor[i / NR % NR]));
             for (long c = 0; c < C; c += NR) {
-                const float *panel = values + c * n + from * NR;
-                float *to = out + c * NR;
+                const float *panel = values + c * n + from * NR, *before = from > low ? out + c * NR : NULL;
                 long r = 0;
                 for (; r + MR <= NR; r += MR)
-                    micro(scores + r, NR, panel, here, from > low ? to + r * NR : NULL, to + r * NR, NR, panel);
-                micro_rest(scores + r, NR, panel, here, from > low ? to + r * NR : NULL, to + r * NR, NR);
+                    micro(scores + r, NR, panel, here, before ? before + r * NR : NULL, NR, out + c * NR + r * NR, NR, panel);
+                micro_rest(scores + r, NR, panel, here, before ? before + r * NR : NULL, NR, out + c * NR + r * NR, NR);
             }
         }
         for (long r = 0; r < count; r++)

@@ -15,11 +15,11 @@ static void pack_rows(const float *x, long stride, long rows, long depth, float 
 }
 
 #ifdef __aarch64__
-INLINE void tile(int R, const float *a, long a_step, const float *b, long depth, const float *start, float *to,
-                 long to_stride, const float *next) {
+INLINE void tile(int R, const float *a, long a_step, const float *b, long depth, const float *start, long start_stride,
+                 float *to, long to_stride, const float *next) {
     float32x4_t c[MR][3];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int j = 0; j < 3; j++)
-        c[r][j] = start ? vld1q_f32(start + r * NR + 4 * j) : vdupq_n_f32(0.0f);
+        c[r][j] = start ? vld1q_f32(start + r * start_stride + 4 * j) : vdupq_n_f32(0.0f);
     for (long k = 0; k < depth; k++, a += a_step, b += NR, next += 16) {
         __builtin_prefetch(next, 0, 2);
         float32x4_t b0 = vld1q_f32(b), b1 = vld1q_f32(b + 4), b2 = vld1q_f32(b + 8);
@@ -38,11 +38,11 @@ INLINE void tile(int R, const float *a, long a_step, const float *b, long depth,
 typedef float wide __attribute__((vector_size(4 * LANES)));
 typedef float loose_wide __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
-INLINE void tile(int R, const float *a, long a_step, const float *b, long depth, const float *start, float *to,
-                 long to_stride, const float *next) {
+INLINE void tile(int R, const float *a, long a_step, const float *b, long depth, const float *start, long start_stride,
+                 float *to, long to_stride, const float *next) {
     wide c[MR][2];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int j = 0; j < 2; j++)
-        c[r][j] = start ? (wide)(*(const loose_wide *)(start + r * NR + LANES * j)) : (wide){0};
+        c[r][j] = start ? (wide)(*(const loose_wide *)(start + r * start_stride + LANES * j)) : (wide){0};
     for (long k = 0; k < depth; k++, a += a_step, b += NR, next += 16) {
         __builtin_prefetch(next, 0, 2);
         wide b0 = (wide)(*(const loose_wide *)b), b1 = (wide)(*(const loose_wide *)(b + LANES));
@@ -56,13 +56,14 @@ INLINE void tile(int R, const float *a, long a_step, const float *b, long depth,
 }
 #endif
 
-void micro(const float *a, long a_step, const float *b, long depth, const float *start, float *to, long to_stride,
-           const float *next) {
-    tile(MR, a, a_step, b, depth, start, to, to_stride, next);
+void micro(const float *a, long a_step, const float *b, long depth, const float *start, long start_stride, float *to,
+           long to_stride, const float *next) {
+    tile(MR, a, a_step, b, depth, start, start_stride, to, to_stride, next);
 }
 _Static_assert(NR % MR == 4 || NR % MR == 8, "rows that are left come in fours");
-void micro_rest(const float *a, long a_step, const float *b, long depth, const float *start, float *to, long to_stride) {
-    tile(NR % MR, a, a_step, b, depth, start, to, to_stride, b);
+void micro_rest(const float *a, long a_step, const float *b, long depth, const float *start, long start_stride,
+                float *to, long to_stride) {
+    tile(NR % MR, a, a_step, b, depth, start, start_stride, to, to_stride, b);
 }
 
 void packed_matmul(const float *x, long x_stride, const float *w, const float *bias, float *y, long y_stride, long rows,
@@ -73,16 +74,18 @@ void packed_matmul(const float *x, long x_stride, const float *w, const float *b
         for (long o = 0; o < outputs; o += NR) {
             const float *weights = w + o * inputs + from * NR, *next = weights + inputs * NR;
             long count = outputs - o < NR ? outputs - o : NR;
-            for (long t = 0; t < rows; t += MR) {
-                float start[MR * NR], found[MR * NR];
+            float first[NR] = {0};
+            if (bias) memcpy(first, bias + o, count * sizeof *first);
+            for (long t = 0; t < rows; t += MR, next += depth * 16) {
+                float part[MR * NR], *to = y + t * y_stride + o;
                 long here = rows - t < MR ? rows - t : MR;
-                memset(start, 0, sizeof start);
-                for (long r = 0; r < here; r++) {
-                    const float *before = from ? y + (t + r) * y_stride + o : bias ? bias + o : NULL;
-                    if (before) memcpy(start + r * NR, before, count * sizeof *start);
+                if (here == MR && count == NR) {
+                    micro(panel + t * depth, MR, weights, depth, from ? to : first, from ? y_stride : 0, to, y_stride, next);
+                    continue;
                 }
-                micro(panel + t * depth, MR, weights, depth, start, found, NR, next + t / MR * depth * 16);
-                for (long r = 0; r < here; r++) memcpy(y + (t + r) * y_stride + o, found + r * NR, count * sizeof *found);
+                for (long r = 0; from && r < here; r++) memcpy(part + r * NR, to + r * y_stride, count * sizeof *part);
+                micro(panel + t * depth, MR, weights, depth, from ? part : first, from ? NR : 0, part, NR, next);
+                for (long r = 0; r < here; r++) memcpy(to + r * y_stride, part + r * NR, count * sizeof *part);
             }
         }
     }

@@ -25,14 +25,15 @@
 /* Numbers that a packed matrix takes. */
 INLINE long packed_size(long outputs, long inputs) { return (outputs + NR - 1) / NR * NR * inputs; }
 
-/* A tile of MR rows and NR outputs: `start` (NR a row, or NULL for zeros) added to sums over `depth` inputs, of which the
-   MR numbers of `a`, a_step apart from the next ones, and the NR of `b` lie side by side. Meanwhile `next` is fetched, 16
-   numbers an input: what the weights of a tile after this begin with, or anything that is near. */
-void micro(const float *a, long a_step, const float *b, long depth, const float *start, float *to, long to_stride,
-           const float *next);
+/* A tile of MR rows and NR outputs: `start` (rows start_stride apart, or NULL for zeros) added to sums over `depth`
+   inputs, of which the MR numbers of `a`, a_step apart from the next ones, and the NR of `b` lie side by side. Meanwhile
+   `next` is fetched, 16 numbers an input: what the weights of a tile after this begin with, or anything that is near. */
+void micro(const float *a, long a_step, const float *b, long depth, const float *start, long start_stride, float *to,
+           long to_stride, const float *next);
 
 /* The same for as many rows as MR leaves of NR: where the rows are the columns of such a tile. */
-void micro_rest(const float *a, long a_step, const float *b, long depth, const float *start, float *to, long to_stride);
+void micro_rest(const float *a, long a_step, const float *b, long depth, const float *start, long start_stride,
+                float *to, long to_stride);
 
 /* y[t][o] = bias[o] + sum over i of x[t][i] * w[o][i], for at most TILE_ROWS rows. `panel` has room for
    TILE_ROWS * DEPTH numbers. Rows of y lie y_stride apart. */
