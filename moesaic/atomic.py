@@ -97,8 +97,19 @@ def refuse_to_overwrite(target: Path, source: Path | None = None) -> None:
         raise UserError(target, "is the model itself", "Name another directory.")
     if source is not None and target.resolve() in source.resolve().parents:
         raise UserError(target, f"holds {source}, which would be lost", "Name another directory.")
-    if target.is_dir() and any(target.iterdir()) and not (target / "config.json").exists():
-        raise UserError(target, "holds other things than a model, which would be lost", "Name another directory.")
+    for _ in range(2):  # another writer may be replacing it: what was taken away is emptied, but not there any more
+        held = _names(target)
+        if not held or "config.json" in held:
+            return
+    raise UserError(target, "holds other things than a model, which would be lost", "Name another directory.")
+
+
+def _names(directory: Path) -> list[str]:
+    """What is in it, at one look; nothing where it is not there."""
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 @contextmanager

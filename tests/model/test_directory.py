@@ -511,6 +511,26 @@ def test_readers_see_one_version_while_it_is_replaced(way, tmp_path):
     only(tmp_path)
 
 
+@pytest.mark.parametrize("moment", [["model.safetensors"], FileNotFoundError()])
+def test_what_another_writer_takes_away_is_not_taken_for_something_else(moment, tmp_path, monkeypatch):
+    save(0, tmp_path / "model")
+    seen, listed = [moment], os.listdir
+
+    def look(path):
+        """First the old directory, while it is emptied or no longer there."""
+        found = seen.pop() if seen else listed(path)
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    monkeypatch.setattr(os, "listdir", look)
+    atomic.refuse_to_overwrite(tmp_path / "model")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter.txt").write_text("Dear")
+    with pytest.raises(UserError, match="other things than a model"):
+        atomic.refuse_to_overwrite(tmp_path / "home")
+
+
 def test_no_room_is_refused_before_a_byte_is_written(tmp_path, monkeypatch):
     save(1, tmp_path / "model")
     kinds = shutil._ntuple_diskusage
