@@ -126,7 +126,6 @@ class Engine:
         self.governor = governor_for(self, frequency)
 
     # What an engine over many ranks has others of
-
     def new_cache(self, pages: int, page_size: int, dtype: torch.dtype, sequences: int) -> PagedCache:
         return self.model.new_cache(pages, page_size, dtype, sequences)
 
