@@ -53,12 +53,22 @@ CONFIGS = {
             num_nextn_predict_layers=0, **SAME,
         ),
     )
+} | {
+    "64 heads": small_config(  # that two warpgroups take, where all latents are attended to
+        "deepseek_v3", VOCAB, hidden=256, ffn=384, layers=2, heads=(64, 64), first_k_dense_replace=1,
+        q_lora_rank=192, kv_lora_rank=512, qk_nope_head_dim=64, qk_rope_head_dim=64, v_head_dim=64,
+        moe_intermediate_size=128, n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1,
+        n_group=1, topk_group=1, num_nextn_predict_layers=0, **SAME,
+    )
 }  # fmt: skip
 
 
 def saved(tmp_path_factory):
     """The directory of each model, by name."""
-    return {name: save_random(config, tmp_path_factory.mktemp(name), biases=0.1) for name, config in CONFIGS.items()}
+    return {
+        name: save_random(config, tmp_path_factory.mktemp(name.replace(" ", "_")), biases=0.1)
+        for name, config in CONFIGS.items()
+    }
 
 
 def tokens_of(*lengths, seed=0):

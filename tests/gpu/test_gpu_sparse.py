@@ -107,3 +107,35 @@ def test_attention_to_what_was_chosen(heads, topk):
         wanted = (q[row].float() @ latent_KX.T * scale).softmax(-1) @ latent_KX[:, :512]
         for given in (prompts, decode):
             assert (given[row].float() - wanted).norm() < 0.005 * wanted.norm()
+
+
+@pytest.mark.parametrize(("heads", "lengths"), [(128, (1, 255, 700, 5000)), (64, (2048, 2049, 9000)), (64, (40000,))])
+def test_attention_to_all_latents(heads, lengths):
+    """Splits of other sizes for longer contexts: a token has the same bits decoded, in a prompt, and alone."""
+    torch.manual_seed(0)
+    count, width = len(lengths), -(-max(lengths) // PAGE)
+    latents = torch.randn(count * width, PAGE, 576, device=DEVICE, dtype=torch.bfloat16)
+    table_SP = torch.randperm(count * width, device=DEVICE).view(count, width).int()
+    places = [sorted({0, length // 3, length - 2, length - 1} - {-1}) for length in lengths]
+    positions_T = torch.tensor([place for own in places for place in own], dtype=torch.int32, device=DEVICE)
+    sequences_T = (
+        torch.repeat_interleave(torch.arange(count), torch.tensor([len(own) for own in places])).int().to(DEVICE)
+    )
+    T, scale = len(positions_T), 576**-0.5
+    q = torch.randn(T, heads, 576, device=DEVICE, dtype=torch.bfloat16)
+    where = (positions_T, sequences_T, table_SP)
+    decode, longer, prompts, alone = (
+        attend(q, latents, latents, rows, scale, rope_size=64)
+        for rows in (
+            Rows(*where, max(lengths), ones(T)),
+            Rows(*where, 4 * max(lengths), ones(T)),
+            Rows(*where, 1, None, prefill_X2=ones(T), prefill_tokens=1),
+            Rows(*where, max(lengths), ones(T)[T - 1 :].contiguous()),
+        )
+    )
+    assert torch.equal(decode, prompts) and torch.equal(decode, longer) and torch.equal(decode[-1], alone[-1])
+    for row in range(T):
+        slots = table_SP[sequences_T[row]].long()[:, None] * PAGE + torch.arange(PAGE, device=DEVICE)
+        latent_KX = latents.view(-1, 576)[slots.flatten()[: positions_T[row] + 1]].float()
+        wanted = (q[row].float() @ latent_KX.T * scale).softmax(-1) @ latent_KX[:, :512]
+        assert (decode[row].float() - wanted).norm() < 0.005 * wanted.norm()

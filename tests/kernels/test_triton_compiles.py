@@ -32,11 +32,11 @@ else:
     from moesaic.kernels.triton import compile_ahead, few_rows, gated, gemv
     from moesaic.kernels.triton.attention import (
         choose,
-        chosen_hopper,
         chosen_prompts,
         expanded,
         index_rows,
         latent,
+        latent_hopper,
         paged,
         qk_norm_rope_cache,
     )
@@ -163,7 +163,7 @@ else:
             gated,
             paged,
             choose,
-            chosen_hopper,
+            latent_hopper,
             index_rows,
             streamed,
         ):
@@ -350,8 +350,8 @@ else:
 
     @pytest.mark.parametrize("heads", [128, 16])
     def test_attention_to_what_was_chosen(launched, monkeypatch, heads):
-        monkeypatch.setattr(chosen_hopper, "is_hopper", lambda device: True)
-        for module, name in ((chosen_hopper, "prompt_kernel"), (chosen_prompts, "chosen_kernel")):
+        monkeypatch.setattr(latent_hopper, "is_hopper", lambda device: True)
+        for module, name in ((chosen_prompts, "hopper_kernel"), (chosen_prompts, "chosen_kernel")):
             monkeypatch.setattr(module, name, Compiler(getattr(module, name), launched))
         one, pairs = torch.zeros(4, dtype=torch.int32), torch.zeros(4, 2, dtype=torch.int32)
         rows = Rows(one, one, torch.zeros(4, 8, dtype=torch.int32), 32768, pairs, kinds_T=one, choosing=True)
@@ -360,6 +360,23 @@ else:
         chosen_prompts.attend_chosen(q, latents, chosen, rows, 0.1, 64, out)
         assert len(launched) == 3
         assert ("wgmma.mma_async" in launched[0].asm["ptx"]) == (heads == 128)
+        for kernel in launched:
+            assert "ld.local" not in kernel.asm["ptx"] and kernel.metadata.shared <= 227 * 1024
+
+    def test_attention_to_latents_by_two_warpgroups(launched, monkeypatch):
+        """To all of a sequence: few rows in splits, many by programs that walk them."""
+        monkeypatch.setattr(latent_hopper, "is_hopper", lambda device: True)
+        monkeypatch.setattr(latent_hopper, "processors", lambda device: 132)
+        monkeypatch.setattr(latent_hopper, "whole_kernel", Compiler(latent_hopper.whole_kernel, launched))
+        one, pairs = torch.zeros(4, dtype=torch.int32), torch.zeros(4, 2, dtype=torch.int32)
+        rows = Rows(
+            one, one, torch.zeros(4, 8, dtype=torch.int32), 32768, pairs, prefill_X2=pairs.clone(), prefill_tokens=1
+        )
+        q, latents = empty(4, 128, 576), empty(32, 16, 576)
+        paged.attend(q, latents, latents, rows, 0.1, rope_size=64)
+        split, join, whole = launched
+        for kernel in (split, whole):
+            assert "wgmma.mma_async" in kernel.asm["ptx"] and "cp.async.cg" in kernel.asm["ptx"]
         for kernel in launched:
             assert "ld.local" not in kernel.asm["ptx"] and kernel.metadata.shared <= 227 * 1024
 

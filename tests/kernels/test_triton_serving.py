@@ -86,7 +86,15 @@ def test_paged_attention(heads, window, sinks, monkeypatch):
     wanted = reference.attend(q, k, v, AttentionCall(layout, slabs, 0.3, window, sinks_H=sinks_H))
     rows = make_rows(layout, prefill_tile(H // N, wide=True))
     assert rows.decode_X2 is not None and rows.prefill_X2 is not None
-    close(paged.attend(q, slabs["keys"], slabs["values"], rows, 0.3, window, sinks_H=sinks_H), wanted)
+    sums = torch.empty(H, 56)
+    close(paged.attend(q, slabs["keys"], slabs["values"], rows, 0.3, window, sinks_H=sinks_H, sums_HT=sums), wanted)
+    for span in layout.spans:
+        keys_HMC = layout.read(slabs["keys"], span).repeat_interleave(H // N, 1).transpose(0, 1)
+        scores_HTM = 0.3 * q[span.start : span.stop].transpose(0, 1) @ keys_HMC.mT
+        back_TM = torch.arange(span.cached, span.total)[:, None] - torch.arange(span.total)
+        seen_TM = (back_TM >= 0) & (back_TM < (window or span.total))
+        sum_HT = scores_HTM.masked_fill(~seen_TM, float("-inf")).logsumexp(2)
+        close(sums[:, span.start : span.stop], sum_HT if sinks_H is None else sum_HT.logaddexp(sinks_H[:, None]))
 
 
 def test_attention_to_expanded_latents():

@@ -6,6 +6,7 @@ engine's graphed steps. Where a kernel does not take a shape or a format, the li
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -150,7 +151,7 @@ def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> 
     if call.chunked:
         return reference.attend(q_THC, k_TNC, v_TNC, call, attention)
     if cache is None:
-        if q_THC.dtype in HALF and q_THC.shape[2] % 8 == 0 and q_THC.shape[2] <= 256 and not layout.has_trees:
+        if takes_varlen(q_THC, layout):
             return varlen_attention(q_THC, k_TNC, v_TNC, layout, call)
     elif not needs_grad(q_THC, k_TNC, v_TNC) and not (layout.has_trees and call.window is not None):
         layout.write(cache["keys"], k_TNC)
@@ -161,23 +162,37 @@ def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> 
     return reference.attend(q_THC, k_TNC, v_TNC, call, attention)
 
 
-def varlen_attention(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layout: Any, call: AttentionCall) -> Tensor:
-    """Whole sequences (documents) side by side, each attending to itself: one call of the library for all of them."""
+def takes_varlen(q_THC: Tensor, layout: Any) -> bool:
+    return q_THC.dtype in HALF and q_THC.shape[2] % 8 == 0 and q_THC.shape[2] <= 256 and not layout.has_trees
+
+
+def varlen_attention(
+    q_THC: Tensor,
+    k_TNC: Tensor,
+    v_TNC: Tensor,
+    layout: Any,
+    call: AttentionCall,
+    forward: Callable[..., tuple[Tensor, Tensor]] | None = None,
+) -> Tensor:
+    """Whole sequences (documents) side by side, each attending to itself: one call of the library for all of them. With
+    a `forward` that is another's, the gradients are."""
     lengths, scale, window = [span.new for span in layout.spans], call.scale, call.window
-    plain = window is None and call.causal and call.sinks_H is None
-    if plain and needs_grad(q_THC, k_TNC, v_TNC) and _cudnn_takes(lengths, q_THC):
+    if forward is None and needs_grad(q_THC, k_TNC, v_TNC) and cudnn_takes(lengths, q_THC, call):
         return fixed_length_attention(q_THC, k_TNC, v_TNC, lengths[0], scale)
     out_THC: Tensor = VarlenAttention.apply(
-        q_THC, k_TNC, v_TNC, call.sinks_H, layout.starts_S1, max(lengths), scale, window, call.causal
+        q_THC, k_TNC, v_TNC, call.sinks_H, layout.starts_S1, max(lengths), scale, window, call.causal, forward
     )
     return out_THC
 
 
-def _cudnn_takes(lengths: list[int], q_THC: Tensor) -> bool:
+def cudnn_takes(lengths: list[int], q_THC: Tensor, call: AttentionCall) -> bool:
     """Whether cuDNN, 1.8 times faster than flash attention on a Hopper GPU, can take these sequences: it has no working
     form for uneven ones, plans anew for every length, and does not promise to repeat its gradients' bits."""
     return (
         len(set(lengths)) == 1
+        and call.window is None
+        and call.causal
+        and call.sinks_H is None
         and lengths[0] % CUDNN_MULTIPLE == 0
         and q_THC.shape[2] in (64, 128)
         and torch.cuda.get_device_capability(q_THC.device)[0] >= 9
@@ -194,7 +209,8 @@ def fixed_length_attention(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, length: 
 
 class VarlenAttention(torch.autograd.Function):
     """Flash attention. A head's sink makes the sum of its weights larger, and nothing else: with that sum the library's
-    gradients of queries, keys and values are right as they are."""
+    gradients of queries, keys and values are right as they are. They need what a forward found, whoever's it was: with
+    another's nothing is computed twice."""
 
     @staticmethod
     def forward(
@@ -208,16 +224,21 @@ class VarlenAttention(torch.autograd.Function):
         scale: float,
         window: int | None,
         causal: bool,
+        forward: Callable[..., tuple[Tensor, Tensor]] | None,
     ) -> Tensor:
         left = -1 if window is None else window - 1
         right = 0 if causal else left
-        out_THC, sums, state, unused, _ = torch.ops.aten._flash_attention_forward(
-            q_THC, k_TNC, v_TNC, starts_S1, starts_S1, max_length, max_length, 0.0, causal, False, scale=scale,
-            window_size_left=left, window_size_right=right,
-        )  # fmt: skip
-        if sinks_H is not None:
-            plain, sums = sums, torch.logaddexp(sums, sinks_H.float()[:, None])  # logarithms, (H, T)
-            out_THC = (out_THC * (plain - sums).exp().T[:, :, None]).to(out_THC.dtype)
+        if forward is not None:
+            out_THC, sums = forward(q_THC, k_TNC, v_TNC, sinks_H)
+            state, unused = (torch.empty(size, dtype=torch.uint64, device=q_THC.device) for size in ((2,), ()))
+        else:
+            out_THC, sums, state, unused, _ = torch.ops.aten._flash_attention_forward(
+                q_THC, k_TNC, v_TNC, starts_S1, starts_S1, max_length, max_length, 0.0, causal, False, scale=scale,
+                window_size_left=left, window_size_right=right,
+            )  # fmt: skip
+            if sinks_H is not None:
+                plain, sums = sums, torch.logaddexp(sums, sinks_H.float()[:, None])  # logarithms, (H, T)
+                out_THC = (out_THC * (plain - sums).exp().T[:, :, None]).to(out_THC.dtype)
         ctx.save_for_backward(q_THC, k_TNC, v_TNC, sinks_H, out_THC, sums, starts_S1, state, unused)
         ctx.facts = (max_length, scale, left, right, causal)
         return out_THC
@@ -234,7 +255,7 @@ class VarlenAttention(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             lost_HT = (sinks_H.float()[:, None] - sums).exp()  # the share of its weights that a sink has
             d_sinks = -(lost_HT * (grads[0].float() * out_THC).sum(-1).T).sum(1).to(sinks_H.dtype)
-        return d_q, d_k, d_v, d_sinks, None, None, None, None, None
+        return d_q, d_k, d_v, d_sinks, None, None, None, None, None, None
 
 
 @eager

@@ -87,14 +87,24 @@ def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> 
     if call.cache is not None or not own or not len(q_THC):
         return fast.attend(q_THC, k_TNC, v_TNC, call)
 
-    def exact(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, *sinks: Tensor) -> Tensor:
+    def summed(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, sinks_H: Tensor | None) -> tuple[Tensor, Tensor]:
         rows = flat_rows(layout, prefill_tile(q_THC.shape[1] // k_TNC.shape[1], q_THC.dtype == torch.float32))
         keys, values = k_TNC.contiguous().unsqueeze(1), v_TNC.contiguous().unsqueeze(1)
-        return paged.attend(q_THC, keys, values, rows, call.scale, call.window, sinks_H=next(iter(sinks), None))
+        sums_HT = torch.empty(q_THC.shape[1], len(q_THC), dtype=torch.float32, device=q_THC.device)
+        out_THC = paged.attend(
+            q_THC, keys, values, rows, call.scale, call.window, sinks_H=sinks_H, sums_HT=sums_HT
+        )  # fmt: skip
+        return out_THC, sums_HT
+
+    def exact(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, *sinks: Tensor) -> Tensor:
+        return summed(q_THC, k_TNC, v_TNC, next(iter(sinks), None))[0]
 
     def plain(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, *sinks: Tensor) -> Tensor:
         return fast.attend(q_THC, k_TNC, v_TNC, call._replace(sinks_H=next(iter(sinks), None)))
 
+    lengths = [span.new for span in layout.spans]
+    if fast.takes_varlen(q_THC, layout) and not fast.cudnn_takes(lengths, q_THC, call):
+        return fast.varlen_attention(q_THC, k_TNC, v_TNC, layout, call, summed)
     sinks = () if call.sinks_H is None else (call.sinks_H,)
     out_THC: Tensor = exact_forward(exact, plain, q_THC, k_TNC, v_TNC, *sinks)
     return out_THC

@@ -10,8 +10,11 @@ in which they were chosen, and a token's bits depend on nothing but its own.
 import torch
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
-from moesaic.kernels.triton.attention import chosen_hopper
+from moesaic.kernels.triton.attention import latent_hopper
+from moesaic.kernels.triton.attention.latent_hopper import HEADS, attend_range, shared_memory, store_heads
 from moesaic.kernels.triton.attention.paged import max_divisor
 from moesaic.kernels.triton.attention.paged_kernels import NOTHING, widened
 from moesaic.kernels.triton.attention.paged_rows import Rows
@@ -19,6 +22,20 @@ from moesaic.kernels.triton.attention.prompt_rows import CHOOSING
 
 MAX_ROWS = 64  # heads of a program
 WIDE = 256  # from so many numbers of a value on, a program has a half of them
+
+
+@gluon.jit
+def hopper_kernel(q_THX, latents, chosen_TK, positions_T, kinds_T, out_THC, H, most, scale, KIND: gl.constexpr):
+    """Some heads of one token, by two warpgroups: all numbers of the values at once."""
+    token = gl.program_id(1).to(gl.int64)
+    if gl.load(kinds_T + token) == KIND:
+        end = gl.minimum(gl.load(positions_T + token) + 1, most)
+        first_head = gl.program_id(0) * HEADS
+        shared = shared_memory(q_THX.dtype.element_ty)
+        _, weight, out = attend_range(
+            q_THX, latents, chosen_TK + token * most, token, first_head, 0, end, H, 1, scale, shared, True
+        )  # fmt: skip
+        store_heads(out_THC, token * H + first_head, out, weight)
 
 
 @triton.jit
@@ -108,28 +125,26 @@ def attend_chosen(
     warps: int = 4,
 ) -> None:
     """Write those rows of prompts that attend to what was chosen: where it lies in a cache with pages of one token."""
-    if chosen_hopper.takes(q_THX, latents, rope_size):
-        chosen_hopper.attend_prompts(q_THX, latents, chosen_TK, rows, scale, out_THC)
-        return
     T, H, C = out_THC.shape
+    assert q_THX.is_contiguous() and chosen_TK.is_contiguous() and rows.kinds_T is not None
+    of_rows = (q_THX, latents, chosen_TK, rows.positions_T, rows.kinds_T, out_THC)
+    most, per_base = chosen_TK.shape[1], scale * 1.4426950408889634  # weights are powers of two
+    if latent_hopper.takes(q_THX, latents, rope_size):
+        grid = (H // HEADS.value, T)
+        hopper_kernel[grid](*of_rows, H, most, per_base, KIND=CHOOSING, num_warps=8)
+        return
     wide = q_THX.dtype == torch.float32
     group = max_divisor(H, 16 if wide else MAX_ROWS)
     height = max(16, triton.next_power_of_2(group))
     width = max(16, triton.next_power_of_2(C))
     parts = 2 if width == C and C > WIDE and height == MAX_ROWS else 1
     narrow = wide or height < MAX_ROWS
-    assert q_THX.is_contiguous() and chosen_TK.is_contiguous() and rows.kinds_T is not None
     chosen_kernel[(H // group * parts, T)](
-        q_THX,
-        latents,
-        chosen_TK,
-        rows.positions_T,
-        rows.kinds_T,
-        out_THC,
+        *of_rows,
         H,
         C,
-        chosen_TK.shape[1],
-        scale * 1.4426950408889634,  # weights are powers of two
+        most,
+        per_base,
         KIND=CHOOSING,
         GROUP=group,
         ROWS=height,

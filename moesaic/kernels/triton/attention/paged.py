@@ -11,7 +11,7 @@ of one tile.
 import torch
 import triton
 
-from moesaic.kernels.triton.attention import chosen_hopper
+from moesaic.kernels.triton.attention import latent_hopper
 from moesaic.kernels.triton.attention.paged_kernels import combine_kernel, decode_kernel, prefill_kernel
 from moesaic.kernels.triton.attention.paged_rows import Rows
 from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
@@ -46,20 +46,20 @@ def attend(
     rope_size: int = 0,
     sinks_H: torch.Tensor | None = None,
     chosen_TK: torch.Tensor | None = None,
+    sums_HT: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Every token attends to its sequence up to itself; keys and values are (pages, page size, N, C). With
     `rope_size`, both are the latents (pages, page size, C + rope_size), and queries have as many numbers. With
-    `chosen_TK` a token attends to what lies there in the cache, and a tile is of one token."""
+    `chosen_TK` a token attends to what lies there in the cache, and a tile is of one token. `sums_HT` is to hold the
+    logarithms of the sums of weights, where keys are no latents."""
     T, H, C = q_THC.shape[0], q_THC.shape[1], q_THC.shape[2] - rope_size
     page_size, N = keys.shape[1], 1 if rope_size else keys.shape[2]
     wide = q_THC.dtype == torch.float32
     group = latent_tile(H, wide)[0] if rope_size else H // N
     q_THC = q_THC.contiguous()
     out_THC = torch.empty(T, H, C, dtype=q_THC.dtype, device=q_THC.device)
-    if chosen_TK is not None and chosen_hopper.takes(q_THC, keys, rope_size):
-        for tiles_X2 in (rows.decode_X2, rows.prefill_X2):
-            if tiles_X2 is not None:
-                chosen_hopper.attend_tiles(q_THC, keys, chosen_TK, tiles_X2, rows, scale, out_THC)
+    if rope_size and latent_hopper.takes(q_THC, keys, rope_size) and rows.trees_TM is None:
+        latent_hopper.attend_tiles(q_THC, keys, rows, scale, out_THC, chosen_TK)
         return out_THC
     shape = {
         "GROUP": group,
@@ -125,6 +125,7 @@ def attend(
             rows.positions_T,
             rows.decode_X2,
             sinks_H,
+            sums_HT,
             out_THC,
             T,
             H,
@@ -143,8 +144,10 @@ def attend(
             *attended,
             rows.prefill_X2,
             sinks_H,
+            sums_HT,
             chosen,
             out_THC,
+            T,
             H,
             N,
             C,

@@ -170,6 +170,12 @@ def with_sink(weight, best, sinks_H, head, known):
 
 
 @triton.jit
+def logarithm(best, weight):
+    """Of the sum of what scores are exponents of, to the base of e."""
+    return (best + tl.log2(weight)) * 0.6931471805599453
+
+
+@triton.jit
 def decode_kernel(
     q_THC,
     keys,
@@ -262,6 +268,7 @@ def combine_kernel(
     positions_T,
     tiles_X2,
     sinks_H,
+    sums_HT,
     out_THC,
     T,
     H,
@@ -300,6 +307,8 @@ def combine_kernel(
             best, weight, out = combined(best, weight, out, new_best, new_weight, new_out)
         if sinks_H is not None:
             weight = with_sink(weight, best, sinks_H, head, mine)
+        if sums_HT is not None:
+            tl.store(sums_HT + head * T + token, logarithm(best, weight), mask=mine)
         out = tl.where(weight[:, None] > 0, out / weight[:, None], 0.0)
         at = (token * H + head[:, None]) * C + c[None, :]
         tl.store(out_THC + at, out.to(out_THC.dtype.element_ty), mask=inside)
@@ -315,8 +324,10 @@ def prefill_kernel(
     page_table_SP,
     tiles_X2,
     sinks_H,
+    sums_HT,
     chosen_TK,
     out_THC,
+    T,
     H,
     N,
     C,
@@ -373,6 +384,8 @@ def prefill_kernel(
         best, weight, out = combined(best, weight, out, new_best, new_weight, new_out)
     if sinks_H is not None:
         weight = with_sink(weight, best, sinks_H, head * GROUP + row % GROUP, known)
+    if sums_HT is not None:
+        tl.store(sums_HT + (head * GROUP + row % GROUP) * T + token, logarithm(best, weight), mask=known)
     out = tl.where(weight[:, None] > 0, out / weight[:, None], 0.0)
     inside = known[:, None] & (c[None, :] < C)
     tl.store(out_THC + at[:, None] * C + c[None, :], out.to(out_THC.dtype.element_ty), mask=inside)
