@@ -27,6 +27,7 @@ SIGNATURES = {
     "activate": [POINTER] + [LONG] * 3 + [INT, LONG, INT],
     "pack": [POINTER] * 2 + [LONG] * 2,
     "packed_numbers": [LONG] * 2,
+    "packed_linear": [POINTER] * 4 + [LONG] * 3,
     "bytes_room": [POINTER],
     "pack_bytes": [POINTER] * 2,
     "encode": [POINTER, LONG] + [POINTER] * 2 + [LONG, INT],
