@@ -3,8 +3,8 @@
     python -m bench.float_rows            two minutes of one core; writes bench/results/float_rows_PROCESSOR.json
 
 One thread, processor seconds, the least of turns that alternate, as GMAC/s. `lanes` is what the engine runs: a row has
-the same bits alone and in a batch, and weights stay where they are. `packed` multiplies by matrices that were packed before
-(time and memory of that not counted) and adds in another order, which one row alone does not have.
+the same bits alone and in a batch, and weights stay where they are. `packed` multiplies by matrices that were packed
+before (time and memory of that not counted) and adds in another order, which one row alone does not have.
 """
 
 from __future__ import annotations
