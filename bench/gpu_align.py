@@ -54,12 +54,12 @@ def rollouts(engine: Engine, prompts: list[list[int]], outs: list[int]) -> list:
     return samples
 
 
-def learned(model: Model, samples: list, mode: str, at_once: int) -> dict[str, float]:
+def learned(model: Model, samples: list, mode: str, at_once: int, times: int = 6) -> dict[str, float]:
     """What a step of learning finds about these samples, and how long it takes at its quickest."""
     model.mode = mode
     objective, notes = Policy(), []
     seconds = float("inf")
-    for _ in range(6):
+    for _ in range(times):
         notes = []
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -93,7 +93,7 @@ def mixed(shapes: list[str], requests: int) -> None:
         del engine
         gc.collect()
         torch.cuda.empty_cache()
-        found = {mode: learned(model, samples, mode, at_once=16) for mode in ("fast", "invariant")}
+        found = {mode: learned(model, samples, mode, at_once=8, times=3) for mode in ("fast", "invariant")}
         row |= {f"{mode}_seconds": round(one["seconds"], 3) for mode, one in found.items()}
         row |= {f"{mode}_mismatch_max": one["mismatch_max"] for mode, one in found.items()}
         row["cost"] = round(found["invariant"]["seconds"] / found["fast"]["seconds"] - 1, 4)

@@ -4,9 +4,10 @@
     python bench/gpu_train.py --layers 2          a quick look
     python bench/gpu_train.py --profile           where our time goes, kernel by kernel
     python bench/gpu_train.py --who moesaic --dtype bf16 fp8                   ours with matmuls in float8 too
+    python bench/gpu_train.py --glm --layers 5                    GLM-4.5-Air's widths, 9.9 B
     python bench/gpu_train.py --curve 300 --layers 4 --sequences 8 --length 1024   both losses on this repository's text
 
-Forward, backward and a fused AdamW step in bfloat16. Operations are counted as 6 per active parameter and token, and
+Forward, backward and a fused AdamW step in bfloat16; with --glm the two have weights of their own. Operations are counted as 6 per active parameter and token, and
 causal attention as it is computed. In fp8 the weights, and what AdamW keeps of them, are bfloat16 as before.
 """
 
@@ -27,7 +28,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from bench.measure import record
 from moesaic.kernels.cross_entropy import linear_cross_entropy
 from moesaic.kernels.triton.adamw import adamw
-from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig, Rope
+from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfig, Rope
+from moesaic.model.facts import facts
 from moesaic.model.flops import training_flops
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
@@ -45,6 +47,21 @@ def config_of(layers: int, context: int = 8192) -> ModelConfig:
         rope=Rope(HEAD_SIZE, theta=1e6),
         layers=tuple(Layer(Experts(EXPERTS, PER_TOKEN, EXPERT_HIDDEN)) for _ in range(layers)),
         context=context,
+        dtype="bfloat16",
+    )
+
+
+def glm(layers: int) -> ModelConfig:
+    """GLM-4.5-Air's widths: a dense layer, then mixtures with a shared expert."""
+    mixture = Layer(Experts(128, 8, 1408, score="sigmoid", correction=True, shared_hidden=1408))
+    return ModelConfig(
+        family="glm4_moe",
+        vocab=VOCAB,
+        hidden=4096,
+        attention=GroupedQuery(96, 8, 128, qkv_bias=True),
+        rope=Rope(64, theta=1e6),
+        layers=(Layer(Dense(10944)), *[mixture] * (layers - 1)),
+        context=8192,
         dtype="bfloat16",
     )
 
@@ -113,6 +130,36 @@ def make_peer(layers: int, ours: Model) -> torch.nn.Module:
     with torch.no_grad():
         missing, extra = peer.load_state_dict({name: tensor.detach() for name, tensor in state.items()}, strict=False)
     assert not missing and not extra, (missing, extra)
+    return peer
+
+
+def glm_peer(layers: int) -> torch.nn.Module:
+    """transformers' model of that config."""
+    import transformers
+
+    config = transformers.Glm4MoeConfig(
+        vocab_size=VOCAB,
+        hidden_size=4096,
+        intermediate_size=10944,
+        moe_intermediate_size=1408,
+        num_hidden_layers=layers,
+        num_attention_heads=96,
+        num_key_value_heads=8,
+        head_dim=128,
+        attention_bias=True,
+        n_routed_experts=128,
+        n_shared_experts=1,
+        num_experts_per_tok=8,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        max_position_embeddings=8192,
+        use_cache=False,
+    )
+    with torch.device("cuda"):
+        peer: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation="sdpa", experts_implementation="grouped_mm"
+        )
     return peer
 
 
@@ -246,6 +293,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=6)
     parser.add_argument("--who", nargs="*", default=["transformers", "transformers, cuDNN attention", "moesaic"])
     parser.add_argument("--dtype", nargs="*", default=["bf16"], choices=["bf16", "fp8"], help="of our matmuls")
+    parser.add_argument("--glm", action="store_true", help="another model")
     parser.add_argument("--curve", type=int, help="steps on a real text in both dtypes, and nothing else")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
@@ -259,20 +307,18 @@ def main() -> None:
     rows = []
     ours = ["moesaic" if dtype == "bf16" else f"moesaic {dtype}" for dtype in options.dtype]
     for who in [name for asked in options.who for name in (ours if asked == "moesaic" else [asked])]:
-        model = make_ours(options.layers)
-        total = sum(parameter.numel() for parameter in model.parameters())
-        idle = options.layers * (EXPERTS - PER_TOKEN) * 3 * HIDDEN * EXPERT_HIDDEN
-        active = total - idle
-        operations = training_flops(model.config, [options.length] * options.sequences)
+        config = glm(options.layers) if options.glm else config_of(options.layers)
+        size, operations = facts(config), training_flops(config, [options.length] * options.sequences)
         if who in ours:
+            model = on_gpu(config)
             if who.endswith("fp8"):
                 multiply_in_float8(model)
             step = our_step(model, options.sequences, options.length)
+            del model
         else:
-            peer = make_peer(options.layers, model)
+            peer = glm_peer(options.layers) if options.glm else make_peer(options.layers, on_gpu(config))
             step = peer_step(peer, options.sequences, options.length, "cuDNN" in who)
             del peer
-        del model
         gc.collect()
         seconds, losses, gib = timed(step, options.warm, options.steps)
         tokens = options.sequences * options.length
@@ -283,8 +329,8 @@ def main() -> None:
             "tflops": round(operations / seconds / 1e12, 1),
             "peak_gib": round(gib, 1),
             "losses": [round(loss, 4) for loss in losses],
-            "parameters": total,
-            "active": active,
+            "parameters": size.parameters,
+            "active": size.active_parameters,
         }
         rows.append(row)
         print(json.dumps(row), flush=True)
@@ -298,7 +344,7 @@ def main() -> None:
     best = {row["who"]: row["tokens_per_second"] for row in rows}
     if "moesaic" in best and "transformers" in best:
         print(f"ratio {best['moesaic'] / best['transformers']:.3f}x transformers compiled layer by layer", flush=True)
-    name = "gpu_train" if options.dtype == ["bf16"] else "gpu_train_fp8"
+    name = "gpu_train_glm" if options.glm else "gpu_train" if options.dtype == ["bf16"] else "gpu_train_fp8"
     record(name, rows, layers=options.layers, sequences=options.sequences, length=options.length)
 
 
