@@ -7,8 +7,9 @@
     python bench/gpu_train.py --glm --layers 5                    GLM-4.5-Air's widths, 9.9 B
     python bench/gpu_train.py --curve 300 --layers 4 --sequences 8 --length 1024   both losses on this repository's text
 
-Forward, backward and a fused AdamW step in bfloat16; with --glm the two have weights of their own. Operations are counted as 6 per active parameter and token, and
-causal attention as it is computed. In fp8 the weights, and what AdamW keeps of them, are bfloat16 as before.
+Forward, backward and a fused AdamW step in bfloat16; with --glm the two have weights of their own. Operations are
+counted as 6 per active parameter and token, and causal attention as it is computed. In fp8 the weights, and what AdamW
+keeps of them, are bfloat16 as before.
 """
 
 from __future__ import annotations
