@@ -180,6 +180,22 @@ IDEAS = [
         "align/rollouts/rejection.py",
     ),
     Idea(
+        "align/stages/preference",
+        "who keeps a constraint keeps the others too",
+        "all(one >= other for one, other in zip(better, worse, strict=True))",
+        "True",
+        "align/test_constraint_pairs.py::test_what_keeps_one_constraint_and_breaks_another_is_no_better",
+        "align/rollouts/constraint_pairs.py",
+    ),
+    Idea(
+        "align/stages/preference",
+        "a pair differs in one constraint where it can",
+        "(sum(better) - sum(worse), -sum(better), a, b)",
+        "(a, b)",
+        "align/test_constraint_pairs.py::test_of_each_constraint_the_two_that_differ_least",
+        "align/rollouts/constraint_pairs.py",
+    ),
+    Idea(
         "align/stages/rejection",
         "good completions are trained on",
         "if sample.judged.total >= rule.right and",

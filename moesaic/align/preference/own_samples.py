@@ -1,7 +1,9 @@
 """Pairs of the model's own samples: `data` are prompts then, completions of each are sampled once from the model that
-the stage starts from and scored, and the best of a prompt stands against the worst.
+the stage starts from and scored, and the best of a prompt stands against the worst; or, `by: constraint`, for each
+constraint of an instruction one that keeps it against one that breaks it.
 
 - {name: reward_model, data: [{path: "builtin:sums"}], samples: {rewards: [{name: task}], prompts: 1200, group: 8}}
+- {name: preference, data: [{path: instructions.jsonl}], samples: {rewards: [{name: constraints}], by: constraint}}
 
 RUN/samples holds samples.jsonl, kept.jsonl and pairs.jsonl, written once. Where people compare, their lines are `data`,
 and there are no `samples`.
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from moesaic.align.examples import open_prompts
 from moesaic.align.preference.reference import fingerprint
@@ -35,11 +37,16 @@ class OwnSamples:
     group: int = 8  # completions of each
     right: float = 1.0  # the score from which on a completion is good; the worse of a pair is not
     margin: float = 0.0  # least distance of the scores of a pair
+    by: Literal["score", "constraint"] = "score"  # the best against the worst, or a pair for each constraint
     max_tokens: int = 64
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        named(self.rewards)
+        names = [method.name for method in named(self.rewards)]
+        if self.by == "constraint" and names != ["constraints"]:
+            raise ValueError("samples: by: constraint wants the one reward constraints, by which they are checked")
+        if self.by == "constraint" and self.margin:
+            raise ValueError("samples: margin is of scores, and by: constraint compares none")
         if min(self.prompts, self.max_tokens) < 1 or self.group < 2:
             raise ValueError("samples: prompts and max_tokens are at least 1, and group 2: one answer has no worse one")
 
@@ -56,7 +63,7 @@ class OwnSamples:
             self.group,
             {"max_tokens": self.max_tokens, "temperature": self.temperature},
             weighted_rewards(self.rewards),
-            Rule(self.right, keep=1, margin=self.margin),
+            Rule(self.right, keep=1, margin=self.margin, by=self.by),
             seed,
             folder,
             key_of(asdict(self), data, seed, fingerprint(model)),
@@ -64,5 +71,9 @@ class OwnSamples:
         pairs = folder / "pairs.jsonl"
         if not notes["pairs_made"]:
             problem = f"of no prompt there is a completion that scored {self.right:g} and one that is worse"
-            raise UserError(f"samples: {folder / 'samples.jsonl'}", problem, "Raise prompts or group, or change right.")
+            remedy = "Raise prompts or group, or change right."
+            if self.by == "constraint":
+                problem = "no constraint is kept by one completion and broken by another that keeps no more"
+                remedy = "Raise prompts or group."
+            raise UserError(f"samples: {folder / 'samples.jsonl'}", problem, remedy)
         return ({"path": str(pairs)},), notes

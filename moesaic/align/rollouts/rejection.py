@@ -16,11 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from moesaic import atomic
 from moesaic.align.examples import Mixture
 from moesaic.align.rewards import Reward
+from moesaic.align.rollouts.constraint_pairs import constraint_pairs
 from moesaic.align.rollouts.diverse import diverse
 from moesaic.align.rollouts.rollout import Sample, generate
 from moesaic.errors import UserError
@@ -40,6 +41,7 @@ class Rule:
     keep: int  # good completions of a prompt that are trained on, the best first
     margin: float  # a pair's scores are at least so far apart
     diverse: float = 1.0  # share of the good completions that is kept, those that are least alike
+    by: Literal["score", "constraint"] = "score"  # the best against the worst, or a pair for each constraint
 
 
 def collect(
@@ -68,7 +70,7 @@ def collect(
         seeds = [seed_of(seed, start + number) for number in range(len(batch))]
         rollouts = generate(engine, batch, group, sampling, rewards, seeds)
         for example, samples in zip(batch, rollouts.groups, strict=True):
-            kept, pair = chosen(samples, rule)
+            kept, best_and_worst = chosen(samples, rule)
             scores += [sample.judged.total for sample in samples]
             solved += bool(kept)
             base = _prompt(example)
@@ -78,9 +80,13 @@ def collect(
             ]
             said = [[*example.messages, {"role": "assistant", "content": sample.text}] for sample in kept]
             lines["kept"] += [base | {"messages": messages} for messages in said]
-            if pair is not None:
-                lines["pairs"].append(base | {"chosen": pair[0].text, "rejected": pair[1].text})
-    if not lines["kept"]:
+            if rule.by == "constraint":
+                for kind, better, worse in constraint_pairs(example, samples):
+                    lines["pairs"].append(base | {"chosen": better.text, "rejected": worse.text, "constraint": kind})
+            elif best_and_worst is not None:
+                better, worse = best_and_worst
+                lines["pairs"].append(base | {"chosen": better.text, "rejected": worse.text})
+    if not lines["kept"] and not lines["pairs"]:
         problem = f"none of {len(scores)} completions scored {rule.right:g} and ended by itself"
         raise UserError("align.stages: rejection", problem, "Raise group or max_tokens, or lower right.")
     if rule.diverse < 1:
