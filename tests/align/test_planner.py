@@ -16,7 +16,7 @@ from moesaic.align.examples import Mixture
 from moesaic.align.rollouts.branching import BranchRule, collect_steps
 from moesaic.recipe import load_recipe
 from moesaic.serve.parsers import Message
-from moesaic.worlds.environments.planner import HINT, REQUEST, Planner
+from moesaic.worlds.environments.planner import HINT, REQUEST, Executor, Planner
 from moesaic.worlds.environments.sql import Database
 from moesaic.worlds.playing import Conversation
 from moesaic.worlds.text_actions import WorldExamples
@@ -74,6 +74,15 @@ def test_a_plan_is_worth_what_the_executor_gains_by_it_in_a_world() -> None:
     # The plan with the turn more is worth less, where turns count.
     slow = Planner(executor="late", world="sql", attempts=2, decay=0.5)
     assert [gain(slow, plan) for plan in (ASK, HURRY)] == [0.125, 0.25]
+
+
+@pytest.mark.usefixtures("executors")
+def test_the_same_plan_for_the_same_task_is_played_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, rated = Planner(executor="late", world="sql", attempts=1), []
+    rate = Executor.rate
+    monkeypatch.setattr(Executor, "rate", lambda self, task, plan: rated.append(plan) or rate(self, task, plan))
+    assert [gain(planner, plan) for plan in (HURRY, SING, HURRY)] == [1.0, 0.0, 1.0]
+    assert rated == [HINT + HURRY, "", HINT + SING]
 
 
 @pytest.mark.usefixtures("executors")

@@ -45,8 +45,8 @@ IDEAS = [
     Idea(
         "worlds/environments/planner",
         "a plan is worth what it gains",
-        'self.rate(task, f"{self.options.hint}{plan}") - self._alone[task.question]',
-        'self.rate(task, f"{self.options.hint}{plan}")',
+        'self._rating(task, f"{self.options.hint}{plan}") - self._rating(task, "")',
+        'self._rating(task, f"{self.options.hint}{plan}")',
         "align/test_environments.py::test_a_plan_is_worth_what_the_executor_gains_by_it",
     ),
     Idea(

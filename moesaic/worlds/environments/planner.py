@@ -135,14 +135,18 @@ class Executor:
         self.options, self.directory = options, directory
         self.judge = options.judge() if options.opened is None else None
         self._lock = threading.Lock()
-        self._alone: dict[str, float] = {}
+        self._rated: dict[tuple[str, str], float] = {}
 
     def gain(self, task: Example, plan: str) -> float:
         """How much better it does with a plan than without one, from -1 to 1 where rewards are from 0 to 1."""
         with self._lock:
-            if task.question not in self._alone:
-                self._alone[task.question] = self.rate(task, "")
-            return self.rate(task, f"{self.options.hint}{plan}") - self._alone[task.question]
+            return self._rating(task, f"{self.options.hint}{plan}") - self._rating(task, "")
+
+    def _rating(self, task: Example, plan: str) -> float:
+        """Played once: attempts draw from seeds of their own, so that the same plan for the same task ends the same."""
+        if (key := (task.question, plan)) not in self._rated:
+            self._rated[key] = self.rate(task, plan)
+        return self._rated[key]
 
     @cached_property
     def engine(self) -> Engine:
