@@ -183,7 +183,7 @@ def _load(world: World, model: Path, dtype: torch.dtype | None, mode: Mode) -> M
 
 def of_stage(recipe: Recipe, stage: Stage, model: Path) -> Recipe:
     """The recipe of a stage's run."""
-    optimizer = recipe.optimizer
+    optimizer = stage.optimizer or recipe.optimizer
     if stage.lr is not None:
         optimizer = Method(optimizer.name, {**optimizer.options, "lr": stage.lr})
     return recipe.changed(

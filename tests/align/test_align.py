@@ -143,6 +143,24 @@ def of_stages(path, *stages: str):
     return recipe(path, f"align: {{stages: [{', '.join(stages)}]}}")
 
 
+def test_a_stage_may_have_an_optimizer_of_its_own(base, tmp_path):
+    """The same weights as where the whole recipe has it, and the other stages keep theirs."""
+    muon = "optimizer: {name: muon, lr: 0.02, weight_decay: 0.1}"
+    own = SFT.replace("steps: 2", f"steps: 2, {muon}")
+    align(of_stages(tmp_path, own, SFT), base, tmp_path / "out", quiet=True)
+    first = tmp_path / "out/stages/1-sft"
+    align(recipe(tmp_path, f"align: {{stages: [{SFT}]}}\n{muon}"), base, tmp_path / "whole", quiet=True)
+    align(of_stages(tmp_path, SFT), first, tmp_path / "next", quiet=True)
+    plain, stage, whole, last, after = (
+        (place / "model.safetensors").read_bytes()
+        for place in (base, first, tmp_path / "whole", tmp_path / "out", tmp_path / "next")
+    )
+    assert stage == whole != plain and last == after
+    assert align(of_stages(tmp_path, own, SFT), base, tmp_path / "out", quiet=True)["stages"]  # nothing is left to do
+    with pytest.raises(UserError, match="with optimizer {'name': 'muon'.* and none is asked for"):
+        align(of_stages(tmp_path, SFT, SFT), base, tmp_path / "out", quiet=True)
+
+
 @pytest.fixture(scope="module")
 def begun(base, tmp_path_factory):
     out = tmp_path_factory.mktemp("begun") / "out"
@@ -238,6 +256,8 @@ WRONG_OPTIONS = {
     "lr: 1e300": "lr must be above 0 and at most 1000",
     "seed: 18446744073709551616": "align.stages.1.seed: must be less than",
     "objective: {clp: 1}": "no such option of policy",
+    "optimizer: nothing": "no such method",
+    "optimizer: {name: muon, rate: 1}": "no such option of muon",
     "rewards: [{name: nothing}]": "no such method",
     "rewards: [{name: task, weight: much}]": "the weight of task is text",
     "selection: nothing": "no such method",

@@ -15,7 +15,7 @@ from moesaic.methods import Method
 from moesaic.model.transformer import Model
 from moesaic.parallel.layout import ParallelLayout
 from moesaic.parallel.world import World
-from moesaic.recipe_sections import Count, Natural, Seed, Steps
+from moesaic.recipe_sections import Count, Named, Natural, Seed, Steps
 from moesaic.worlds.stage_outputs import names_stage_output
 
 Measure = Callable[[Model], dict[str, float]]
@@ -37,6 +37,7 @@ class Stage:
 
     steps: Steps = 100
     lr: float | None = None  # else the recipe's
+    optimizer: Named | None = None  # else the recipe's; SFT and RL seldom like the same
     save_every: Count = 50
     evaluate_every: Natural = 10
     evaluate: Natural = 64  # held-out tasks that accuracy is measured on
