@@ -3,6 +3,8 @@
 pytest tests/kernels/test_triton_serving.py
 """
 
+import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -296,6 +298,18 @@ def test_learning_with_the_engines_latent_attention():
     inputs = (torch.randn(6, H, P + 2 * R), torch.randn(6, K + 2 * R), torch.randn(K), torch.randn(H * (P + V), K))
     for one, other in zip(gradients(ours, *inputs), gradients(plain, *inputs), strict=True):
         close(one, other)
+
+
+def test_what_was_learned_from_is_given_back():
+    """A weight whose own node held it would keep all of the forward before it, step after step."""
+    logits_TE = torch.randn(21, 6, requires_grad=True)
+    weights_TK = cuda_invariant.route(logits_TE, None, Experts(6, 3, 8, score="sigmoid")).weights_TK
+    weights_TK.square().sum().backward()
+    assert logits_TE.grad is not None and logits_TE.grad.abs().sum() > 0
+    left = weakref.ref(weights_TK)
+    del weights_TK
+    gc.collect()
+    assert left() is None
 
 
 def test_router_logits_have_gradients():

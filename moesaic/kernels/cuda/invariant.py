@@ -73,7 +73,7 @@ def route(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, cho
     if not needs_grad(logits_TE):
         return routes
     weights_TK = exact_forward(
-        lambda _: routes.weights_TK,
+        lambda _: routes.weights_TK.detach(),  # what is returned has this node, which holds `routes`: a cycle
         lambda same_TE: reference.route(same_TE, None, rules, routes.experts_TK).weights_TK,
         logits_TE,
     )
