@@ -29,12 +29,12 @@ def pairs(*samples: Sample) -> list[tuple[str, str, str]]:
     return [(kind, better.text, worse.text) for kind, better, worse in constraint_pairs(ASKED, samples)]
 
 
-def test_of_each_constraint_the_two_that_differ_least() -> None:
+def test_of_each_constraint_the_best_and_who_differs_least_from_it() -> None:
     found = pairs(said("A b c d"), said("a b c d"), said("a b c d."), said("A b."))
     assert found == [
-        ("lowercase", "a b c d", "A b c d"),
+        ("lowercase", "a b c d.", "A b c d"),  # "A b." keeps what it breaks
         ("ends_with", "a b c d.", "a b c d"),
-        ("max_words", "A b.", "A b c d"),  # no two differ in it alone
+        ("max_words", "A b.", "A b c d"),
     ]
 
 
@@ -42,7 +42,7 @@ def test_what_keeps_one_constraint_and_breaks_another_is_no_better() -> None:
     assert pairs(said("a b c"), said("A b")) == []
 
 
-def test_of_equal_pairs_the_one_that_keeps_most() -> None:
+def test_a_pair_differs_in_nothing_else_where_it_can() -> None:
     assert pairs(said("a b c"), said("A b c"), said("a b."), said("A b."))[0] == ("lowercase", "a b.", "A b.")
 
 

@@ -189,10 +189,10 @@ IDEAS = [
     ),
     Idea(
         "align/stages/preference",
-        "a pair differs in one constraint where it can",
-        "(sum(better) - sum(worse), -sum(better), a, b)",
+        "the best against whoever differs least from it",
+        "(-sum(better), -sum(worse), a, b)",
         "(a, b)",
-        "align/test_constraint_pairs.py::test_of_each_constraint_the_two_that_differ_least",
+        "align/test_constraint_pairs.py::test_of_each_constraint_the_best_and_who_differs_least_from_it",
         "align/rollouts/constraint_pairs.py",
     ),
     Idea(

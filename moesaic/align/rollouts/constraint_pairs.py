@@ -2,7 +2,8 @@
 constraint that the second breaks, and everything else that the second keeps.
 
 So what a pair says is what that one constraint is worth, and an instruction of which no answer keeps everything gives
-pairs as well. The best against the worst of an instruction differ in many things at once.
+pairs as well. The best against the worst of an instruction differ in many things at once. Whoever keeps most is taken
+first: DPO with a term of likelihood learns the better answer itself, with what it breaks.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ Kept = tuple[bool, ...]  # each constraint, in the order of the instruction
 
 
 def constraint_pairs(example: Example, samples: Sequence[Sample]) -> list[tuple[str, Sample, Sample]]:
-    """For each constraint its kind, who keeps it and who breaks it: the two that differ least, where there are any."""
+    """For each constraint its kind, who keeps it and who breaks it: of the first the best, of the others the one that
+    differs least from it."""
     judged = [(sample, *_verdicts(example, sample)) for sample in samples if _can_be_judged(sample)]
     pairs = []
     for number in range(max((len(kept) for _, _, kept in judged), default=0)):
         found = [
-            (sum(better) - sum(worse), -sum(better), a, b)  # least in difference; of those, whoever keeps most
+            (-sum(better), -sum(worse), a, b)
             for a, (one, _, better) in enumerate(judged)
             for b, (_, _, worse) in enumerate(judged)
             if better[number] > worse[number] and _keeps_all_of(better, worse) and one.finish_reason == "stop"
