@@ -1,8 +1,9 @@
 """Faithful to a context (CANOE): a tiny policy whose long answers have planted hallucinations, before and after
 Dual-GRPO, with the proxy reward and without it.
 
-    python -m bench.faithful                      makes the policy first, in some twenty minutes of one core
+    python -m bench.faithful                      makes the policy first, in some six minutes of one core
     python -m bench.faithful --reader DIR         from a policy that can read (recipes/faithful.yaml, first stage)
+    python -m bench.faithful --variants dual --seeds 2         without the ablation; runs that are there count
 
 Held-out questions, each answered greedily and once at temperature 1. `right` is the short answer; `supported` says that
 every sentence of the long answer stands in the passage, with those that the answer rests on; `unanswerable` is right on
@@ -19,6 +20,7 @@ from typing import Any
 import moesaic
 from bench.align_tiny import timed
 from bench.measure import record
+from moesaic import atomic
 from moesaic.align.align import align
 from moesaic.align.examples import TaskExamples
 from moesaic.align.rewards.supported import Supported
@@ -51,6 +53,10 @@ def reader(out: Path) -> Path:
 
 def measured(model: Path, questions: int) -> dict[str, list[float]]:
     """Of every held-out question; those at temperature 1 begin with `drawn_`."""
+    file = model.with_suffix(f".{questions}.json")
+    if file.exists():
+        kept: dict[str, list[float]] = json.loads(file.read_text())
+        return kept
     examples = TaskExamples(FAMILY, "test")
     asked = [examples[1000 + number] for number in range(questions)]  # not those that runs were watched on
     found: dict[str, list[float]] = {}
@@ -72,6 +78,7 @@ def measured(model: Path, questions: int) -> dict[str, list[float]]:
             kind = example.task.metadata["kind"]
             found.setdefault(f"{prefix}right_{kind}", []).append(parts["right"])
             found.setdefault(f"{prefix}supported_{kind}", []).append(parts["supported"])
+    atomic.write_json(file, found)
     return found
 
 
@@ -89,10 +96,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/faithful"))
     parser.add_argument("--reader", type=Path)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--planted-steps", type=int, default=200)
-    parser.add_argument("--questions", type=int, default=192)
+    parser.add_argument("--questions", type=int, default=512)
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--no-record", action="store_true")
     given = parser.parse_args()
