@@ -158,6 +158,14 @@ IDEAS = [
     ),
     Idea(
         "serve/core/drafters/router",
+        "a drafter that is unsure is heard",
+        "if not one.drafter.instant and one.unheard >= UNHEARD]",
+        "if False]",
+        "serve/test_draft_tokens.py::test_a_drafter_that_is_unsure_is_heard[right]",
+        slow=True,
+    ),
+    Idea(
+        "serve/core/drafters/router",
         "a draft model verifies drafts of cheaper ones",
         "drafter.stand_on([one for one in self.drafters[:number] if one.drafts_for_shadows], self.always)",
         "drafter.stand_on([], self.always)",

@@ -186,8 +186,8 @@ def test_prediction_layers_guess_what_a_whole_forward_would(kind, layers, tmp_pa
 class Fixed(Drafter):
     """Guesses right where `right` says so, by knowing the answer."""
 
-    def __init__(self, answer: Sequence[int], right: float, seconds: float = 0.0) -> None:
-        self.answer, self.right, self.asked = list(answer), right, 0
+    def __init__(self, answer: Sequence[int], right: float, seconds: float = 0.0, sure: float = 0.9) -> None:
+        self.answer, self.right, self.asked, self.sure = list(answer), right, 0, sure
         self.seconds, self.instant = seconds, not seconds  # for each guess
 
     def start(self, engine: Engine) -> None:
@@ -203,7 +203,7 @@ class Fixed(Drafter):
             generator = torch.Generator().manual_seed(request.written)
             wrong = torch.rand(len(ahead), generator=generator) >= self.right
             tokens = [(token + 1) % 97 if miss else token for token, miss in zip(ahead, wrong.tolist())]
-            drafts.append(Draft.line(tokens, [0.9] * len(tokens)))
+            drafts.append(Draft.line(tokens, [self.sure] * len(tokens)))
         return drafts
 
 
@@ -334,6 +334,15 @@ def test_cost_of_sizes_between_and_beyond():
     for _ in range(64):
         cost.note(1, 4, 3.0)
     assert cost.plain(1) is None  # contexts have grown: measure anew
+
+
+@pytest.mark.parametrize(("right", "least", "most"), [(0.95, 0.0, 0.92), (0.05, 1.0, 1.08)], ids=["right", "wrong"])
+def test_a_drafter_that_is_unsure_is_heard(model, answer, right, least, most):
+    """Where a row costs a third of a forward, no draft token of a confidence of 0.07 pays by what it says of itself.
+    Whether it is mostly right all the same shows when some are verified, and that is soon given up where it is not."""
+    plain = seconds(model, None, 0.6, 0.3)
+    drafted = seconds(model, Fixed(answer, right, seconds=0.2, sure=0.07), 0.6, 0.3)
+    assert least < drafted / plain < most
 
 
 def test_guesses_go_to_the_requests_that_use_them(model):

@@ -44,10 +44,11 @@ TIMES = 7  # drafts of which the median time counts
 FIRST_TRIAL, LAST_TRIAL = 6, 384  # forwards after which a drafter that another one outdoes is tried again
 TRIAL = 4  # forwards of a trial: a chain needs some to find out which of its own links pay
 TRIAL_LENGTH = 6  # draft tokens of its forwards
+UNHEARD = 2  # drafts in a row that were left out before one token of the next is verified
 TRIAL_BALANCE = 3.0  # forwards that must have been won, of which a trial may lose some
 
 
-@dataclass
+@dataclass(eq=False)
 class _Candidate:
     """One drafter, with its acceptance rates and its cost."""
 
@@ -58,6 +59,7 @@ class _Candidate:
     rested: int = 0  # forwards since it was last asked
     patience: int = FIRST_TRIAL  # forwards after which it is tried although another one promises more
     trial: int = 0  # forwards for which it still is
+    unheard: int = 0  # drafts in a row of which nothing was verified
 
     @property
     def seconds(self) -> float:
@@ -297,12 +299,22 @@ class DraftRouter(Drafter):
             for node, chance in enumerate(proposal.chances)
         ]
         _, count = self._best(requests, [chance for chance, _, _ in nodes])
+        if not count and (unheard := self._unheard()):
+            nodes, count = [node for node in nodes if self.proposals[node[1]].candidate in unheard], 1
+        for proposal in self.proposals.values():
+            proposal.candidate.unheard = 0 if count else proposal.candidate.unheard + 1
         kept: dict[int, list[int]] = {number: [] for number in self.proposals}
         # None is certain, so that a parent comes before its children.
         for _, number, node in sorted(nodes, key=lambda entry: -entry[0])[:count]:
             kept[number].append(node)
         for number, own in kept.items():
             self.proposals[number].draft = self.proposals[number].draft.keep(sorted(own))
+
+    def _unheard(self) -> list[_Candidate]:
+        """Drafters that are asked because they promise enough, and left out each time because they are unsure. Whether
+        that says anything shows when a token is verified: one that is right and unsure was paid for and never heard."""
+        candidates = [proposal.candidate for proposal in self.proposals.values()]
+        return [one for one in candidates if not one.drafter.instant and one.unheard >= UNHEARD]
 
     def _update_balance(self, done: Forward, seconds: float) -> None:
         """Measure a forward, if it did nothing but decode the requests that were asked for."""
