@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
 
 MARK = "\ue000\ue001{}\ue002"  # code points that no text has a use for
@@ -56,9 +57,11 @@ class Covered:
 
     def _cover(self, content: Any, untrusted: bool) -> Any:
         if isinstance(content, list):
-            return [
-                {**part, "text": self._cover(part["text"], untrusted)} if "text" in part else part for part in content
-            ]
+            for part in content:
+                if "text" not in part:  # a template passes over it, and nobody would know that it was not seen
+                    problem = f"holds {part.get('type', 'something')}, and this model reads text alone"
+                    raise UserError("a message", problem, "Ask a model that sees, behind a URL, or leave it out.")
+            return [{**part, "text": self._cover(part["text"], untrusted)} for part in content]
         if not isinstance(content, str):
             return content
         content = FORGED.sub("\N{REPLACEMENT CHARACTER}", content)

@@ -104,8 +104,9 @@ class EnginePlayer:
         requests = {}
         for place, (number, messages) in enumerate(asked):
             sampling = Sampling(**self.sampling, seed=seed_of(self.seed, number))
+            prompt = prompt_tokens(tokenizer, messages)
             try:
-                requests[place] = self.engine.request(prompt_tokens(tokenizer, messages), sampling)
+                requests[place] = self.engine.request(prompt, sampling)
             except UserError:  # the context holds no further turn
                 continue
         for place, done in zip(requests, self.engine.complete(list(requests.values())), strict=True):

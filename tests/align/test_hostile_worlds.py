@@ -10,6 +10,7 @@ import moesaic
 from moesaic.align.conversation import read_conversation
 from moesaic.align.rollouts.multi_turn import MARK, between, generate_multi_turn, multi_turn_rollouts
 from moesaic.data.tokenizer_training import SPECIAL
+from moesaic.errors import UserError
 from moesaic.evaluate.backends import Answer, EngineBackend
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.parsers import Message
@@ -92,6 +93,24 @@ def test_a_hostile_world_is_played_in_and_learned_from_like_any(model, words):
     assert said.tokens[: len(said.tokens) - 2] == prompt_tokens(model.tokenizer, messages[:-1])
     learned = [token for token, learn in zip(said.tokens, said.learn, strict=True) if learn]
     assert model.tokenizer.decode(learned, special=True) == "7<|endoftext|>8<|endoftext|>"
+
+
+@pytest.mark.parametrize(
+    "part", [{"type": "image", "image": "a.png"}, {"type": "image_url", "image_url": {"url": "a"}}]
+)
+def test_a_picture_is_not_passed_over_in_silence(model, part):
+    """A world may show one, to whoever sees; here it is refused, at the beginning, between turns, and to learn from."""
+    shown = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, part]}]
+    written = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}]}]
+    plain = [{"role": "user", "content": "What is this?"}]
+    assert prompt_tokens(model.tokenizer, written) == prompt_tokens(model.tokenizer, plain)
+    for way in (
+        lambda: prompt_tokens(model.tokenizer, shown),
+        lambda: between(model.tokenizer, plain, [], shown),
+        lambda: read_conversation(model.tokenizer, [*shown, {"role": "assistant", "content": "A cat."}]),
+    ):
+        with pytest.raises(UserError, match=f"holds {part['type']}, and this model reads text alone"):
+            way()
 
 
 def test_an_evaluated_model_reads_what_is_shown_as_data_too(model):

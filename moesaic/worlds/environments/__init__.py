@@ -6,7 +6,8 @@ Each is one file, found by its name.
     moesaic evaluate DIR --suite agents environments=shell,sql
 
 An environment is options; an episode of it is one attempt at one example. The episode says how the conversation begins,
-and after each turn what the model is shown next. What it is shown is never learned from; what it said is.
+and after each turn what the model is shown next. What it is shown is never learned from; what it said is. A message
+may hold pictures, as the API has them ({type: image_url, ...}): a model behind a URL sees them, one here refuses them.
 """
 
 from __future__ import annotations
