@@ -127,13 +127,11 @@ def eager_attend_latent(call: LatentCall) -> Tensor | None:
         return fast.absorbed(call, q_THC, kv_TX, norm_K, up, rows, latents)
 
     def plain(q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up: Tensor) -> Tensor:
-        q_THC, k_THC, v_THV = expanded(call, q_THC, kv_TX, norm_K, up)
         pieces = []
-        for span in layout.spans:
-            own = slice(span.start, span.stop)
+        for span, q, k_MHC, v_MHV in layout.per_sequence(*expanded(call, q_THC, kv_TX, norm_K, up)):
             chosen_TK = None if call.selected is None else call.selected[span.number]
             mask = Mask(call.attention.scale, chosen_TK=chosen_TK)
-            pieces.append(fast.attention(q_THC[own], k_THC[own], v_THV[own], mask))
+            pieces.append(fast.attention(q, k_MHC, v_MHV, mask))
         return torch.cat(pieces)
 
     out_THV: Tensor = exact_forward(exact, plain, call.q_THC, call.kv_TX, call.norm_K, call.up)
