@@ -91,6 +91,13 @@ def write_link(path: Path, target: Path | str) -> None:
     os.replace(fresh, path)
 
 
+def sweep_files(directory: Path) -> None:
+    """Remove what killed writers left of files they were replacing, where nobody else writes (`exclusive`)."""
+    for left in directory.glob(".*.writing-*"):
+        if left.is_symlink() or left.is_file():  # a directory may be another writer's (`_sweep`)
+            left.unlink(missing_ok=True)
+
+
 def refuse_to_overwrite(target: Path, source: Path | None = None) -> None:
     """A model is written over a directory whole: neither its `source` nor someone's home is to go that way."""
     if source is not None and target.resolve() == source.resolve():  # a run there would lose its checkpoints

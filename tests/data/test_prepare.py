@@ -25,8 +25,8 @@ from moesaic.atomic import exclusive
 from moesaic.cli import main
 from moesaic.data.preparation import prepare as preparing
 from moesaic.data.preparation import report
-from moesaic.data.preparation.prepare import Prepared, Status, prepare
-from moesaic.data.shards import Shards
+from moesaic.data.preparation.prepare import PROGRESS, Prepared, Status, prepare
+from moesaic.data.shards import MANIFEST, Shards
 from moesaic.data.stream import TokenStream
 from moesaic.errors import UserError
 from moesaic.recipe import Recipe
@@ -192,6 +192,31 @@ class TestKilled:
                 back += 10
             prepare(asked, out)
             assert tree(out) == expected
+
+    @pytest.mark.parametrize("name", [PROGRESS, MANIFEST])
+    def test_while_a_file_is_being_replaced(self, corpus: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        """Dead between a file's last byte and its new name: what it was to be called is not kept for ever."""
+        asked = recipe(corpus)
+        prepare(asked, corpus / "plain")
+        out = corpus / "killed"
+        child = os.fork()
+        if not child:
+            replace = os.replace
+
+            def die(fresh: Path, path: Path) -> None:
+                if path.name == name:
+                    os._exit(9)
+                replace(fresh, path)
+
+            monkeypatch.setattr(os, "replace", die)
+            try:
+                prepare(asked, out)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        assert [*out.glob(f".{name}.writing-*")]
+        prepare(asked, out)
+        assert tree(out) == tree(corpus / "plain")
 
     def test_ctrl_c_says_how_to_resume(self, corpus: Path) -> None:
         path = corpus / "mine.yaml"

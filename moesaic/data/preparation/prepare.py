@@ -394,3 +394,4 @@ def _read_progress(out: Path) -> dict[str, Any] | None:
 def _clean_up(out: Path) -> None:
     (out / PROGRESS).unlink(missing_ok=True)
     shutil.rmtree(out / "work", ignore_errors=True)
+    atomic.sweep_files(out)

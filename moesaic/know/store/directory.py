@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from moesaic.atomic import LOCK, exclusive, replacing
+from moesaic.atomic import LOCK, exclusive, replacing, sweep_files
 from moesaic.errors import UserError
 from moesaic.json_files import object_or_empty, read_bytes
 from moesaic.know.store import manifest as manifests
@@ -162,7 +162,8 @@ class Writer:
     def sweep(self) -> None:
         """Removes segments that neither count nor are read, and what killed writers left."""
         named = manifests.sweep(self.path)
-        for left in (*self.path.glob(".manifest-*.writing-*"), *self.path.glob(f"{EMBEDDED}*")):
+        sweep_files(self.path)
+        for left in self.path.glob(f"{EMBEDDED}*"):
             left.unlink(missing_ok=True)
         for folder in self.folder.iterdir() if self.folder.exists() else ():
             if folder.name not in named:
