@@ -156,13 +156,18 @@ class TestKilled:
         assert answer or os.WTERMSIG(status) == signal.SIGKILL
         return int(answer) if answer else None
 
+    def whole(self, asked: Recipe, corpus: Path) -> tuple[int, dict[str, bytes]]:
+        """How many calls a preparation takes that is not killed, and what it leaves."""
+        prepare(asked, corpus / "first")  # what is imported and remembered once is not counted
+        total = self.start(asked, corpus / "plain", None)
+        assert total is not None
+        return total, tree(corpus / "plain")
+
     def test_at_any_moment_ends_with_the_same_bytes(self, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(preparing, "CHUNK_DOCUMENTS", 4)
         monkeypatch.setattr(preparing, "SAVE_SECONDS", 0.0)
         asked = recipe(corpus)
-        total = self.start(asked, corpus / "plain", None)
-        assert total is not None
-        expected = tree(corpus / "plain")
+        total, expected = self.whole(asked, corpus)
         assert "manifest.json" in expected and "progress.json" not in expected
         kills = 0
         draw = random.Random(20_240)
@@ -180,9 +185,7 @@ class TestKilled:
     def test_before_the_last_words(self, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Near the end: shards closed, the manifest being written, the leftovers being swept."""
         asked = recipe(corpus)
-        total = self.start(asked, corpus / "plain", None)
-        assert total is not None
-        expected = tree(corpus / "plain")
+        total, expected = self.whole(asked, corpus)
         for back in (5, 40, 120, 200, 300):  # calls before the end
             out = corpus / f"killed-{back}"
             while (
