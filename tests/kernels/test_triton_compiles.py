@@ -334,11 +334,11 @@ else:
         assert "wgmma.mma_async" in kernel.asm["ptx"] and "cp.async.cg" in kernel.asm["ptx"]
         assert "ld.local" not in kernel.asm["ptx"] and kernel.metadata.shared <= 227 * 1024
 
-    @pytest.mark.parametrize("heads", [64, 32])
-    def test_an_indexer_chooses(launched, heads):
-        """Rows of 32,768 scores are counted where they are: in registers."""
+    @pytest.mark.parametrize(("heads", "length"), [(64, 32768), (32, 32768), (64, 40000)])
+    def test_an_indexer_chooses(launched, heads, length):
+        """Rows of 32,768 scores are counted where they are: in registers; of longer ones the rest is read again."""
         one, pairs = torch.zeros(4, dtype=torch.int32), torch.zeros(4, 2, dtype=torch.int32)
-        rows = Rows(one, one, torch.zeros(4, 8, dtype=torch.int32), 32768, pairs, index_X2=pairs)
+        rows = Rows(one, one, torch.zeros(4, 8, dtype=torch.int32), length, pairs, index_X2=pairs)
         keys, norm = empty(32, 16, 128), NormWeights(empty(128), 1e-6, empty(128))
         rope = RopeAngles(torch.empty(256, 32), torch.empty(256, 32))
         q_THC = index_rows.index_rows(empty(4, heads * 128), empty(4, 128), norm, rope, one, rows, keys)

@@ -66,10 +66,14 @@ def same(given, wanted):
         assert found == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("scratch", [1 << 20, 20 * 4 * 64])
-def test_the_choice_is_that_of_the_reference(monkeypatch, scratch):
-    """Two sequences in pages that lie anywhere, equal scores among theirs, in one piece and in several."""
-    monkeypatch.setattr(choosing, "SCRATCH", scratch)
+@pytest.mark.parametrize(
+    ("scratch", "most", "part"), [(1 << 20, 32768, 4096), (20 * 4 * 64, 32768, 4096), (1 << 20, 32, 8)]
+)
+def test_the_choice_is_that_of_the_reference(monkeypatch, scratch, most, part):
+    """Two sequences in pages that lie anywhere, equal scores among theirs, in one piece and in several; rows of more
+    scores than stay in registers."""
+    for name, value in {"SCRATCH": scratch, "MOST": most, "PART": part}.items():
+        monkeypatch.setattr(choosing, name, value)
     torch.manual_seed(0)
     lengths, page_size, H, C, topk = (50, 23), 4, 3, 16, 10
     spans = [slice(0, 50), slice(50, 73)]

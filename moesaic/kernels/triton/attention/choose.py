@@ -92,12 +92,12 @@ def in_order(scores, key, total):
 
 
 @triton.jit
-def count_from(scores, numbers, least, total, BLOCK: tl.constexpr, ONE: tl.constexpr):
-    """How many are no smaller."""
+def count_from(scores, numbers, least, total, BLOCK: tl.constexpr, PART: tl.constexpr, ONE: tl.constexpr):
+    """How many are no smaller; beyond a block, a part at a time: a row that just outgrew it reads little again."""
     count = tl.sum((numbers >= least).to(tl.int32), 0)
     if not ONE:
-        for base in tl.range(BLOCK, total, BLOCK):
-            more = in_order(scores, base + tl.arange(0, BLOCK), total)
+        for base in tl.range(BLOCK, total, PART):
+            more = in_order(scores, base + tl.arange(0, PART), total)
             count += tl.sum((more >= least).to(tl.int32), 0)
     return count
 
@@ -155,13 +155,12 @@ def choose_kernel(
         for step in range(32):  # bit by bit, until those are as many as are wanted
             if reached > topk:
                 candidate = least | (tl.full([], 1, tl.uint32) << (31 - step))
-                count = count_from(scores, numbers, candidate, total, BLOCK, ONE)
+                count = count_from(scores, numbers, candidate, total, BLOCK, PART, ONE)
                 if count >= topk:
                     least = candidate
                     reached = count
-        wanted = topk - count_from(
-            scores, numbers, least + 1, total, BLOCK, ONE
-        )  # of those that are equal to the least
+        larger_ones = count_from(scores, numbers, least + 1, total, BLOCK, PART, ONE)
+        wanted = topk - larger_ones  # of those that are equal to the least
         larger = 0  # so far; and how many as large as the least
         equal = 0
         for base in tl.range(0, total, PART):
