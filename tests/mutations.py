@@ -17,7 +17,6 @@ import argparse
 import functools
 import importlib
 import io
-import json
 import os
 import signal
 import sys
@@ -32,6 +31,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, settings
 
+from moesaic.atomic import write_json
 from tests import conftest  # noqa: F401  environment and profiles of every test
 from tests.ideas import IDEAS, Idea
 
@@ -202,7 +202,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [idea for idea in IDEAS if any(word in f"{idea.method} {idea.idea}" for word in words)]
     if options.find is not None:
         return _find(chosen, options.find)
-    rows = []
+    rows: list[dict[str, str]] = []
+    noticed = 0
     for idea in chosen:
         start = time.process_time()
         result = "" if options.patched_only else _stands(idea)
@@ -210,12 +211,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds = time.process_time() - start
         rows.append({"method": idea.method, "idea": idea.idea, "test": idea.test, "result": result})
         print(f"{idea.method:40} {idea.idea[:60]:60} {result:12} {seconds:6.1f} s  {idea.test}", flush=True)
-    noticed = sum(row["result"] == "noticed" for row in rows)
+        noticed += result == "noticed"
+        if options.json:  # each time: a run takes an hour, and may be cut off
+            said = {"ideas": len(chosen), "removed": len(rows), "noticed": noticed, "rows": rows}
+            write_json(Path(options.json), said, indent=1)
     print(f"mutation run complete: {len(rows)} ideas, {noticed} noticed")
-    if options.json:
-        Path(options.json).write_text(
-            json.dumps({"ideas": len(rows), "noticed": noticed, "rows": rows}, indent=1) + "\n"
-        )
     return int(noticed != len(rows))
 
 
