@@ -126,8 +126,7 @@ INLINE void tile_any(int bits, int planes, long fixed, const Matrix *m, const Ro
     static void product_##B(const Matrix *m, const Rounded *x, long tile, long tiles, const long *which, long rows,    \
                             float *y) {                                                                                \
         if (PANELS && rows >= MANY && tiles == TOGETHER) {                                                             \
-            if (m->planes == 1) panel_any(B, 1, m, x, tile, which, rows, y);                                           \
-            else panel_any(B, 2, m, x, tile, which, rows, y);                                                          \
+            panel_any(B, m, x, tile, which, rows, y);                                                                  \
             return;                                                                                                    \
         }                                                                                                              \
         for (long i = 0; i < tiles && tile + i < tiles_of(m); i++) {                                                   \

@@ -110,11 +110,33 @@ INLINE void panel_rows(int bits, int R, int planes, const Matrix *m, const Round
     }
 }
 
+/* A stretch of inputs for `rows` rows: as many at a time as fit into the registers. */
+#define PANEL_ROWS(NAME, BITS, COUNT)                                                                                  \
+    static __attribute__((noinline)) void NAME(const Matrix *m, const Rounded *x, const Unpacked *w, long from,        \
+                                               long to, const long *which, long rows, int32_t *kept, float *y) {       \
+        const long most = PLANES / COUNT;                                                                              \
+        for (long t = 0, taken; t < rows; t += taken) {                                                                \
+            long plain[8] = {t, t + 1, t + 2, t + 3, t + 4, t + 5, t + 6, t + 7}, left = rows - t;                     \
+            const long *some = which ? which + t : plain;                                                              \
+            int32_t *sums = kept ? kept + t * COUNT * PANEL : NULL;                                                    \
+            float *to_y = y + t * PANEL;                                                                               \
+            if (left >= most && !(most == 6 && left == 8)) /* two fours take less time than six and two */             \
+                panel_rows(BITS, most, COUNT, m, x, w, from, to, some, sums, to_y), taken = most;                      \
+            else if (most > 3 && left >= 4) panel_rows(BITS, 4, COUNT, m, x, w, from, to, some, sums, to_y), taken = 4; \
+            else if (left >= 2) panel_rows(BITS, 2, COUNT, m, x, w, from, to, some, sums, to_y), taken = 2;            \
+            else panel_rows(BITS, 1, COUNT, m, x, w, from, to, some, sums, to_y), taken = 1;                           \
+        }                                                                                                              \
+    }
+/* Once they are unpacked, codes of fewer bits than 8 are all alike. */
+PANEL_ROWS(panel_few_bits, 6, 1)
+PANEL_ROWS(panel_few_bits_finely, 6, 2)
+PANEL_ROWS(panel_eight_bits, 8, 1)
+PANEL_ROWS(panel_eight_bits_finely, 8, 2)
+
 /* The panel that begins with `tile` for `rows` rows, of which `which` are the numbers: y has PANEL numbers for each. */
-INLINE void panel_any(int bits, int planes, const Matrix *m, const Rounded *x, long tile, const long *which, long rows,
-                      float *y) {
+INLINE void panel_any(int bits, const Matrix *m, const Rounded *x, long tile, const long *which, long rows, float *y) {
     Unpacked w;
-    int32_t *kept = m->group > STRETCH ? malloc(rows * planes * PANEL * sizeof *kept) : NULL;
+    int32_t *kept = m->group > STRETCH ? malloc(rows * m->planes * PANEL * sizeof *kept) : NULL;
     memset(y, 0, rows * PANEL * sizeof *y);
     for (long from = 0, to; from < m->padded; from = to) {
         /* Whole groups, or as much of the one that has begun as there is room for. */
@@ -123,18 +145,9 @@ INLINE void panel_any(int bits, int planes, const Matrix *m, const Rounded *x, l
         if (to > m->padded) to = m->padded;
         unpack_codes(bits, m, tile, from, to, &w);
         unpack_scales(m, tile, from / m->group, (to + m->group - 1) / m->group, &w);
-        for (long t = 0; t < rows;) {
-            long plain[8] = {t, t + 1, t + 2, t + 3, t + 4, t + 5, t + 6, t + 7}, left = rows - t;
-            const long *some = which ? which + t : plain;
-            int32_t *sums = kept ? kept + t * planes * PANEL : NULL;
-            long most = PLANES / planes;
-            if (left >= most && !(most == 6 && left == 8)) /* two fours take less time than six and two */
-                panel_rows(bits, most, planes, m, x, &w, from, to, some, sums, y + t * PANEL), t += most;
-            else if (most > 3 && left >= 4)
-                panel_rows(bits, 4, planes, m, x, &w, from, to, some, sums, y + t * PANEL), t += 4;
-            else if (left >= 2) panel_rows(bits, 2, planes, m, x, &w, from, to, some, sums, y + t * PANEL), t += 2;
-            else panel_rows(bits, 1, planes, m, x, &w, from, to, some, sums, y + t * PANEL), t += 1;
-        }
+        if (bits == 8)
+            (m->planes == 1 ? panel_eight_bits : panel_eight_bits_finely)(m, x, &w, from, to, which, rows, kept, y);
+        else (m->planes == 1 ? panel_few_bits : panel_few_bits_finely)(m, x, &w, from, to, which, rows, kept, y);
     }
     free(kept);
 }
