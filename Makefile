@@ -12,7 +12,8 @@ SHELL := /bin/bash
 .PHONY: help setup clients run test check lint bench clean
 
 PYTHON ?=
-WORKERS ?= auto
+# More than cores: many tests wait for a process that they started.
+WORKERS ?= $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
 TESTS ?=
 BIN := .venv/bin
 READY := .venv/.ready

@@ -10,6 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
+gc.disable()  # until all is imported and collected, of which nothing is garbage
 # Workers side by side must not each take every core. Set before anything imports torch, which reads it once.
 if "PYTEST_XDIST_WORKER" in os.environ:
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -66,6 +67,7 @@ def pytest_collection_finish() -> None:
     each time a test has made a few thousand, which took ten times as long as what some tests are about."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures, some of which train

@@ -115,7 +115,7 @@ def test_quantized_weights(tmp_path: Path) -> None:
     ways: list[tuple[str, dict[str, Any], CompressionRequest]] = [
         ("rtn", {"bits": 4, "group": 32}, wish),
         ("rtn", {"bits": 8, "group": 32, "symmetric": False}, wish),
-        ("milo", {"bits": 4, "group": 32}, wish),
+        ("milo", {"bits": 4, "group": 32, "turns": 1}, wish),
         ("rtn", {"bits": 4, "group": 32}, packed),
     ]
     cases, asked = [], some_requests(6, tokens=4)

@@ -20,7 +20,7 @@ CASES = {
     "4 bits": ("rtn", {"bits": 4, "group": 32, "symmetric": False}),
     "8 bits": ("rtn", {"bits": 8, "group": 64}),
     "mixed bits": ("mixed", {"bits": 4.0, "group": 32}),
-    "with corrections": ("milo", {"bits": 3, "group": 32, "rank": 4}),
+    "with corrections": ("milo", {"bits": 3, "group": 32, "rank": 4, "expert_rank": 4, "turns": 1}),
 }
 
 
