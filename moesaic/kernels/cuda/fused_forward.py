@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moesaic.kernels.cuda import fast
+from moesaic.kernels.cuda.sparse_weight import SparseWeight
 from moesaic.kernels.cuda.step_inputs import Tiling
 from moesaic.kernels.interface import KVCache, QKNorm, RopeAngles
 from moesaic.kernels.layer_weights import (
@@ -115,14 +116,14 @@ def gate_of(part: MixtureWeights) -> gate.Gate:
 
 
 def _known(*weights: Any) -> bool:
-    return all(isinstance(weight, Tensor | GpuQuantizedWeight | Float8Weight) for weight in weights)
+    return all(isinstance(weight, Tensor | GpuQuantizedWeight | Float8Weight | SparseWeight) for weight in weights)
 
 
 def _kind(part: Any) -> Any:
     """What decides which kernels a layer needs: all but its place and the numbers in its weights."""
     if isinstance(part, Tensor):
         return tuple(part.shape), str(part.dtype), part.data_ptr() % 16  # kernels differ by it
-    if isinstance(part, GpuQuantizedWeight | Float8Weight):
+    if isinstance(part, GpuQuantizedWeight | Float8Weight | SparseWeight):
         return part.extra_repr(), *((name, _kind(buffer)) for name, buffer in part.named_buffers())
     if is_dataclass(part):
         names = [field.name for field in fields(part) if field.name not in ("number", "site")]
