@@ -10,10 +10,11 @@ layer by layer and is stopped between layers, where CUDA events say that the dev
 graphs, at four token budgets, earliest deadline first.
 
 Waits: a prompt of 16,384 tokens, and in its midst one of 128 that is urgent. In `flow, host clock`, the ablation, no
-event is waited for: all layers are launched before the short one arrives. Goal: within four layers and its own time. Goodput: the
-highest load at which 90 % of the requests have their first token in time (goal: 1.5 times the best chunked setting);
-load 1 is what chunked prefill could just read in whole prompts, one after the other. Rows go to
-bench/results/gpu_flow.json as they come; what fails is written down and the rest goes on.
+event is waited for, so that all layers are launched before the short one arrives.
+Goal: within four layers and its own time. Goodput: the highest load at which 90 % of the requests have their first
+token in time (goal: 1.5 times the best chunked setting); load 1 is what chunked prefill could just read in whole
+prompts, one after the other. Rows go to bench/results/gpu_flow.json as they come; what fails is written down and the
+rest goes on.
 """
 
 from __future__ import annotations
