@@ -15,6 +15,7 @@ as fast at 16,384. Rows go to bench/results/gpu_kv.json as they come; what fails
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import statistics
 import sys
@@ -191,6 +192,8 @@ def main() -> None:
             failed.append(f"{what}: {type(error).__name__}: {error}"[:300])
             traceback.print_exc()
         save()
+        gc.unfreeze()  # an engine of graphs keeps what there is out of collections, the last one's cache too
+        gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

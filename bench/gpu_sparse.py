@@ -99,8 +99,7 @@ def searched(sparse: SparseWeight, x_TI: torch.Tensor) -> int:
     """The algorithm that the library finds fastest for these rows."""
     if not x_TI.is_cuda:
         return 0
-    found = torch._cslt_sparse_mm_search(sparse.packed, x_TI.t(), transpose_result=True)
-    return int(found[0] if isinstance(found, tuple) else found)
+    return int(torch.ops.aten._cslt_sparse_mm_search(sparse.packed, x_TI.t(), transpose_result=True))
 
 
 def matmuls(inputs: int, outputs: int, counts: Sequence[int], device: torch.device) -> Iterator[dict[str, Any]]:

@@ -34,7 +34,7 @@ class RetainedLoop(Runner):
         rope = position_angles(model.config, engine.max_length, model.device)
         layer_counts = [counts[start:] for start in engine.experts.starts.values()]
         self.steps = RetainedSteps(step_weights(model), store.keys_XC, store.values_XC, rope, counts, layer_counts)
-        self.addresses = self._addresses()
+        self.version, self.addresses = engine.version, self._addresses()
 
     @staticmethod
     def outside(engine: Engine) -> str | None:
@@ -58,9 +58,11 @@ class RetainedLoop(Runner):
         if not (isinstance(work, list) and work and all(takes(chunk) for chunk in work)):
             return super().run(work)
         engine, start = self.engine, self.engine.clock()
-        before, self.addresses = self.addresses, self._addresses()
-        if before != self.addresses:
-            self.steps.move_weights(step_weights(engine.model))
+        if self.version != engine.version:  # those that were changed in place are read by the next step
+            before, self.addresses = self.addresses, self._addresses()
+            if before != self.addresses:
+                self.steps.move_weights(step_weights(engine.model))
+            self.version = engine.version
         forward = GraphedForward(work, engine, self.steps.launch(batch_of(work)))
         forward.seconds = engine.clock() - start
         engine.counts.busy_seconds += forward.seconds
