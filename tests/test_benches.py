@@ -25,7 +25,7 @@ def wanted(file: Path) -> list[tuple[str, str]]:
 def test_what_a_bench_imports_is_there(file: Path) -> None:
     for module, name in wanted(file):
         if module.split(".")[0] == "bench":  # which would import peers that may be missing
-            assert (file.parent / f"{module.partition('.')[2]}.py").exists(), module
+            assert (file.parent / f"{module.partition('.')[2] or name}.py").exists(), f"{module} has no {name}"
             continue
         found = importlib.import_module(module)
         assert hasattr(found, name) or importlib.util.find_spec(f"{module}.{name}"), f"{module} has no {name}"
