@@ -159,7 +159,7 @@ class RetainedSteps:
 def filled_up(batch: RetainedBatch, size: int) -> dict[str, Tensor]:
     """With tokens that are none: no rows to attend to, none to write to, no experts."""
     T, L, N = batch.counts_TLN.shape
-    given = {
+    given: dict[str, np.ndarray] = {
         "tokens": np.zeros(size, np.int32),
         "positions": np.full(size, -1, np.int32),
         "tables": np.zeros((size, 3), np.int64),

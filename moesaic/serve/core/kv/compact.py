@@ -99,6 +99,8 @@ class CompactRequest:
 
     def pages_for(self, tokens: int) -> int:
         """How many pages it takes with so many more tokens."""
+        if tokens <= self.ahead:  # whose rows are allocated already
+            return self.units.pages_owned
         return self.units.pages(self.slots_LN + tokens)
 
     @property
@@ -120,7 +122,9 @@ class CompactRequest:
             self.scores_LNM.mul_(self.policy.decay**scored)
         self.columns, self.new = self.columns + tokens, tokens
         self.counts_LN = self.counts_LN + tokens
-        self.count()
+        self.widths = [width + tokens for width in self.widths]  # `even` stays what it was
+        if self.counts_on_device is not None:
+            self.counts_on_device = self.counts_LN.to(self.store.device)
 
     def _allocate(self, tokens: int, pages: Sequence[int]) -> int:
         """Rows for so many tokens. On a GPU, where writing few numbers takes as long as writing many, those of the
