@@ -23,7 +23,7 @@ import transformers
 import moesaic
 from bench.measure import record
 from moesaic.evaluate.backends import Answer, Backend, EngineBackend, OnAnswer
-from moesaic.evaluate.questions import Questions
+from moesaic.evaluate.questions import QuestionSuite
 from moesaic.evaluate.suites import SuiteContext
 from moesaic.evaluate.suites.choice import Choice, read
 from moesaic.evaluate.suites.math import Math
@@ -67,7 +67,7 @@ class Listening(Backend):
         self.backend.answer(conversations, max_tokens, keep)
 
 
-def asked(name: str, suite: Questions, data: Path | None, ours: Any, theirs: Any) -> dict[str, Any]:
+def asked(name: str, suite: QuestionSuite, data: Path | None, ours: Any, theirs: Any) -> dict[str, Any]:
     sides = {"ours": Listening(EngineBackend(ours)), "transformers": Listening(Theirs(theirs, ours.tokenizer))}
     found = {side: suite.run(None, SuiteContext(data, backend=backend)) for side, backend in sides.items()}
     one, other = (backend.said for backend in sides.values())

@@ -37,7 +37,7 @@ from moesaic.model.families import read_config
 from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Request, Sampling
-from moesaic.serve.core.scheduling_policies import Policy
+from moesaic.serve.core.scheduling_policies import SchedulingPolicy
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.core.scheduling_policies.flow import FlowPrefill
 
@@ -124,7 +124,7 @@ def words(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(SHAPE["vocab_size"]) for _ in range(length)]
 
 
-def begin(model: Model, policy: Policy) -> tuple[Engine, ThreadTime]:
+def begin(model: Model, policy: SchedulingPolicy) -> tuple[Engine, ThreadTime]:
     clock = ThreadTime(model)
     engine = Engine(model, policy=policy, clock=clock, reuse_prefixes=False, cache_bytes=256 << 20)
     clock.skipped = -time.thread_time()  # making the cache does not count
@@ -164,7 +164,7 @@ def trace(count: int, load: float, seconds: dict[str, float]) -> list[Arrival]:
     return arrivals
 
 
-def serve(model: Model, policy: Policy, arrivals: list[Arrival]) -> dict[str, Any]:
+def serve(model: Model, policy: SchedulingPolicy, arrivals: list[Arrival]) -> dict[str, Any]:
     engine, clock = begin(model, policy)
     requests = [submit(engine, clock, one.prompt, one.when, one.due) for one in arrivals]
     clock.run(engine)
@@ -184,7 +184,7 @@ def serve(model: Model, policy: Policy, arrivals: list[Arrival]) -> dict[str, An
     }
 
 
-def waits(model: Model, policy: Policy, length: int, seconds: float, rounds: int = 10) -> list[float]:
+def waits(model: Model, policy: SchedulingPolicy, length: int, seconds: float, rounds: int = 10) -> list[float]:
     """How long short requests that come while a long prompt is read wait for their first token."""
     rng = random.Random(5)
     engine, clock = begin(model, policy)
@@ -231,7 +231,7 @@ def main() -> None:
     layer = seconds["long"] / len(model.layers)
     console.print(", ".join(f"{kind.name} ({kind.high} tokens) {seconds[kind.name]:.3f} s" for kind in CLASSES))
 
-    policies: dict[str, Callable[[], Policy]] = {"flow": FlowPrefill}
+    policies: dict[str, Callable[[], SchedulingPolicy]] = {"flow": FlowPrefill}
     policies |= {f"chunked {budget}": lambda budget=budget: Chunked(tokens=budget) for budget in BUDGETS}
     rows, waited = before["rows"], before["worst_short_wait"]
 

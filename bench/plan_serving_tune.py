@@ -22,8 +22,9 @@ from scipy.optimize import least_squares
 from bench.plan_serving_rows import Case, find_table, output_rate, read_cases
 from moesaic.plan.hardware import Device, load_device
 from moesaic.plan.models import load_model
+from moesaic.plan.serving import step
 from moesaic.plan.serving.engines import Engine, engines
-from moesaic.plan.serving.estimate import Load, step
+from moesaic.plan.serving.estimate import Load
 from moesaic.plan.serving.memory import weight_bytes
 from moesaic.plan.serving.step import Serving
 

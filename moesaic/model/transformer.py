@@ -254,8 +254,13 @@ class Model(nn.Module):
 
     @cached_property
     def quantized(self) -> bool:
-        """Whether any matrix is quantized. A model is made so when it is read, and not changed after."""
+        """Whether any matrix is quantized. A model is made so when it is read; who changes it after says so."""
         return any(isinstance(module, QuantizedWeight) for module in self.modules())
+
+    def weights_replaced(self) -> None:
+        """A weight is of another kind now: which kernels take it is looked up again."""
+        vars(self).pop("quantized", None)
+        self._chosen = self._stack = None
 
     def cache_shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """What each layer, prediction layers last, keeps per token."""

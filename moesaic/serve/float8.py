@@ -30,4 +30,4 @@ def round_to_float8(model: Model) -> None:
     for name, weight in list(model.named_parameters()):
         if weight.dim() > 1 and name.startswith("layers.") and not LEFT & set(name.split(".")):
             install(model, name, Float8Weight.rounded(weight), weight.dtype)
-    vars(model).pop("quantized", None)  # which is looked up once
+    model.weights_replaced()

@@ -23,6 +23,7 @@ FILES = (
     "test_triton_experts.py",
     "test_triton_float8.py",
     "test_triton_quantized.py",
+    "test_triton_retained.py",
     "test_triton_serving.py",
     "test_triton_sparse.py",
 )

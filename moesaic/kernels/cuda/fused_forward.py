@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moesaic.kernels.cuda import fast
+from moesaic.kernels.cuda.sparse_weight import SparseWeight
 from moesaic.kernels.cuda.step_inputs import Tiling
 from moesaic.kernels.interface import KVCache, QKNorm, RopeAngles
 from moesaic.kernels.layer_weights import (
@@ -115,14 +116,14 @@ def gate_of(part: MixtureWeights) -> gate.Gate:
 
 
 def _known(*weights: Any) -> bool:
-    return all(isinstance(weight, Tensor | GpuQuantizedWeight | Float8Weight) for weight in weights)
+    return all(isinstance(weight, Tensor | GpuQuantizedWeight | Float8Weight | SparseWeight) for weight in weights)
 
 
 def _kind(part: Any) -> Any:
     """What decides which kernels a layer needs: all but its place and the numbers in its weights."""
     if isinstance(part, Tensor):
         return tuple(part.shape), str(part.dtype), part.data_ptr() % 16  # kernels differ by it
-    if isinstance(part, GpuQuantizedWeight | Float8Weight):
+    if isinstance(part, GpuQuantizedWeight | Float8Weight | SparseWeight):
         return part.extra_repr(), *((name, _kind(buffer)) for name, buffer in part.named_buffers())
     if is_dataclass(part):
         names = [field.name for field in fields(part) if field.name not in ("number", "site")]
@@ -251,20 +252,25 @@ class FusedForward:
         return out_TO
 
     def grouped_query(self, part: GroupedQueryWeights, h_TD: Tensor, rows: Rows, cache: KVCache) -> Tensor:
-        qkv_TX = self.linear(h_TD, part.qkv, rows)
-        norm = None
-        if part.q_norm is not None and part.k_norm is not None:
-            norm = QKNorm(part.q_norm.weight, part.k_norm.weight, part.q_norm.eps)
-            if part.norms_whole:
-                q_TX, k_TX, v_TX = qkv_TX.split([len(norm.q_C), len(norm.k_C), len(norm.k_C)], dim=1)
-                qkv_TX = torch.cat([rms_norm(q_TX, norm.q_C, norm.eps), rms_norm(k_TX, norm.k_C, norm.eps), v_TX], 1)
-                norm = None
+        qkv_TX, norm = self.projected(part, h_TD, rows)
         q_THC = qk_norm_rope_into_cache(
             qkv_TX, norm, self.rope, rows.positions_T, rows, cache, part.heads, part.kv_heads
         )
         keys, values = cache["keys"], cache["values"]
         out_THC = attend(q_THC, keys, values, rows, part.scale, part.window, sinks_H=part.sinks_H)
         return self.linear(out_THC.flatten(1), part.out, rows)
+
+    def projected(self, part: GroupedQueryWeights, h_TD: Tensor, rows: Rows) -> tuple[Tensor, QKNorm | None]:
+        """Queries, keys and values of every token, and the norms of heads that are still to come."""
+        qkv_TX = self.linear(h_TD, part.qkv, rows)
+        if part.q_norm is None or part.k_norm is None:
+            return qkv_TX, None
+        norm = QKNorm(part.q_norm.weight, part.k_norm.weight, part.q_norm.eps)
+        if not part.norms_whole:
+            return qkv_TX, norm
+        q_TX, k_TX, v_TX = qkv_TX.split([len(norm.q_C), len(norm.k_C), len(norm.k_C)], dim=1)
+        normed = rms_norm(q_TX, norm.q_C, norm.eps), rms_norm(k_TX, norm.k_C, norm.eps)
+        return torch.cat([*normed, v_TX], 1), None
 
     def latent(
         self, part: LatentWeights, h_TD: Tensor, rows: Rows, cache: KVCache, chosen: Chosen | None

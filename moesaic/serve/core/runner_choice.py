@@ -17,7 +17,10 @@ def runner_for(engine: Engine) -> Runner:
     """On a machine without a GPU not even the code of graphs is there."""
     if engine.model.device.type == "cuda":
         from moesaic.serve.gpu.overlap import OverlapLoop
+        from moesaic.serve.gpu.retained import RetainedLoop
 
+        if RetainedLoop.outside(engine) is None:
+            return RetainedLoop(engine)
         reason = OverlapLoop.outside(engine)
         if reason is None:
             return OverlapLoop(engine)

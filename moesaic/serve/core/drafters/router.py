@@ -44,7 +44,8 @@ TIMES = 7  # drafts of which the median time counts
 FIRST_TRIAL, LAST_TRIAL = 6, 384  # forwards after which a drafter that another one outdoes is tried again
 TRIAL = 4  # forwards of a trial: a chain needs some to find out which of its own links pay
 TRIAL_LENGTH = 6  # draft tokens of its forwards
-UNHEARD = 2  # drafts in a row that were left out before one token of the next is verified
+UNHEARD = 1  # drafts in a row that were left out before some tokens of the next are verified all the same
+HEARD = 2  # how many of them
 TRIAL_BALANCE = 3.0  # forwards that must have been won, of which a trial may lose some
 
 
@@ -300,7 +301,7 @@ class DraftRouter(Drafter):
         ]
         _, count = self._best(requests, [chance for chance, _, _ in nodes])
         if not count and (unheard := self._unheard()):
-            nodes, count = [node for node in nodes if self.proposals[node[1]].candidate in unheard], 1
+            nodes, count = [node for node in nodes if self.proposals[node[1]].candidate in unheard], HEARD
         for proposal in self.proposals.values():
             proposal.candidate.unheard = 0 if count else proposal.candidate.unheard + 1
         kept: dict[int, list[int]] = {number: [] for number in self.proposals}

@@ -53,7 +53,7 @@ class CompactRequest:
 
     def set_columns(self, rows_LNM: Tensor, positions_LNM: Tensor, scores_LNM: Tensor) -> None:
         """New metadata, and what follows from the counts as Python numbers: attention reads it in every layer."""
-        self.columns = rows_LNM.shape[-1]
+        self.columns, self.ahead = rows_LNM.shape[-1], 0
         self._buffers = [self._with_spare(columns, 0) for columns in (rows_LNM, positions_LNM, scores_LNM)]
         self.count()
 
@@ -99,6 +99,8 @@ class CompactRequest:
 
     def pages_for(self, tokens: int) -> int:
         """How many pages it takes with so many more tokens."""
+        if tokens <= self.ahead:  # whose rows are allocated already
+            return self.units.pages_owned
         return self.units.pages(self.slots_LN + tokens)
 
     @property
@@ -111,22 +113,37 @@ class CompactRequest:
 
     def begin(self, tokens: int, pages: Sequence[int]) -> None:
         """Allocate rows for the new tokens of a forward, in all layers; `pages` are enough for them."""
-        slots_LN = self.slots_LN
-        self.units.grow(slots_LN + tokens)
-        rows_LNT = self.units.rows(slots_LN[..., None] + torch.arange(tokens), pages)
-        if self.columns + tokens > self._buffers[0].shape[-1]:
-            used = (self.rows_LNM, self.positions_LNM, self.scores_LNM)
-            self._buffers = [self._with_spare(columns, tokens) for columns in used]
+        if tokens <= self.ahead:
+            self.ahead -= tokens
+        else:
+            self.ahead = self._allocate(tokens, pages)
         self.first_scored = min(tokens, max(0, self.scored_from - self.computed))
         if (scored := tokens - self.first_scored) and self.policy.decay != 1.0:
             self.scores_LNM.mul_(self.policy.decay**scored)
-        fresh = slice(self.columns, self.columns + tokens)
-        self._buffers[0][..., fresh] = rows_LNT
-        self._buffers[1][..., fresh] = torch.arange(self.computed, self.computed + tokens, dtype=torch.int32)
-        self._buffers[2][..., fresh] = 0.0
         self.columns, self.new = self.columns + tokens, tokens
         self.counts_LN = self.counts_LN + tokens
-        self.count()
+        self.widths = [width + tokens for width in self.widths]  # `even` stays what it was
+        if self.counts_on_device is not None:
+            self.counts_on_device = self.counts_LN.to(self.store.device)
+
+    def _allocate(self, tokens: int, pages: Sequence[int]) -> int:
+        """Rows for so many tokens. On a GPU, where writing few numbers takes as long as writing many, those of the
+        tokens that may follow too, as far as every head's last unit reaches: how many more there are then."""
+        slots_LN, more = self.slots_LN, 0
+        self.units.grow(slots_LN + tokens)
+        if tokens == 1 and self.store.writes_ahead:
+            more = int((self.units.owned_LN * self.store.page_size - slots_LN).min()) - 1
+        fresh, whole = self.columns, tokens + more
+        rows_LNT = self.units.rows(slots_LN[..., None] + torch.arange(whole), pages)
+        if fresh + whole > self._buffers[0].shape[-1]:
+            used = (self.rows_LNM, self.positions_LNM, self.scores_LNM)
+            self._buffers = [self._with_spare(columns, whole) for columns in used]
+        self._buffers[0][..., fresh : fresh + whole] = rows_LNT
+        self._buffers[1][..., fresh : fresh + whole] = torch.arange(
+            self.computed, self.computed + whole, dtype=torch.int32
+        )
+        self._buffers[2][..., fresh : fresh + whole] = 0.0
+        return more
 
     def extend(self, layer: int, k_TNC: Tensor, v_TNC: Tensor) -> None:
         """Write the new tokens of one layer."""
@@ -237,7 +254,7 @@ class CompactRequest:
         """The forward has ended, and so many tokens are computed: draft tokens beyond them were rejected. Prune if that
         is due, and return the pages that became free."""
         if rejected := self.computed + self.new - computed:
-            self.columns -= rejected
+            self.columns, self.ahead = self.columns - rejected, 0
             self.counts_LN = self.counts_LN - rejected
             self.count()
         self.computed, self.new = computed, 0

@@ -58,6 +58,7 @@ class Store:
         self.keys_bytes, self.values_bytes = self.keys_XC.view(torch.uint8), self.values_XC.view(torch.uint8)
         self.row_bytes = self.size * keys.itemsize
         self.block_rows = policy.encoding.rows(self.size, self.row_bytes) if policy.encoding is not None else 0
+        self.writes_ahead = keys.is_cuda and policy.encoding is None  # rows of tokens that may follow
         self.is_native = keys.is_cpu and keys.dtype == torch.float32 and takes(self.size, policy.encoding)
 
     def check(self, request: Request) -> None:
