@@ -10,7 +10,6 @@ import signal
 import sys
 from pathlib import Path
 
-gc.disable()  # until all is imported and collected, of which nothing is garbage
 # Workers side by side must not each take every core. Set before anything imports torch, which reads it once.
 if "PYTEST_XDIST_WORKER" in os.environ:
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -60,6 +59,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def pytest_configure() -> None:
+    gc.disable()  # until all is imported and collected, of which nothing is garbage
 
 
 def pytest_collection_finish() -> None:
