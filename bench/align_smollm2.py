@@ -53,6 +53,7 @@ WORLDS: dict[str, dict[str, Any]] = {
     "graph": {},
 }
 SHORT: dict[str, dict[str, Any]] = {"multihop": TINY_WORLD | {"hops": (1,)}}  # a third of the tokens, for a CPU
+TOKENS = {"multihop": 32, "sql": 64, "cards": 16, "graph": 32}  # of a turn
 LEAST, MOST, ROUNDS = 0.15, 0.5, 12  # of tasks done by the start, and rounds of SFT
 AT_ONCE = 10  # steps of GRPO, from checkpoint to checkpoint
 SHOWN, PROBE = 2_000, 2_000  # demonstrations of a world, and the training seed of the tasks that the start is chosen on
@@ -73,12 +74,11 @@ class Sizes:
     accumulate: int  # parts of a batch, for memory
     invariant: bool  # trainer and engine by the same kernels
     group: int = 8
-    max_tokens: int = 64
 
 
 # With the fast kernels of a GPU trainer and engine differ by rounding, and the loss weighs that (correction: token).
 CUDA = Sizes(("multihop", "sql"), 40, 32, 400, (0,), 2e-5, 2, 4096, 5e-5, 128, 4, False)
-CPU = Sizes(("multihop",), 10, 4, 80, (0,), 5e-5, 3, 1024, 5e-5, 32, 1, True, max_tokens=16)
+CPU = Sizes(("multihop",), 10, 4, 80, (0,), 5e-5, 3, 1024, 5e-5, 32, 1, True)
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ class Bench:
     folder: Path  # of a world
     name: str
     options: dict[str, Any]
+    tokens: int  # of a turn
     sizes: Sizes
     device: str
 
@@ -117,7 +118,7 @@ class Bench:
             stage["data"] = [{"path": str(self.demonstrations())}]
             place = self.folder / f"sft-{number}"
             done = self.probed(stage, model, place, rate)
-            rounds.append({"steps": sizes.sft_steps, "lr": rate, "done": done, "kept": done <= MOST})
+            rounds.append({"steps": sizes.sft_steps, "lr": rate, "done": round(done, 4), "kept": done <= MOST})
             print(f"{self.name}, round {number} of SFT: {done:.3f} of training tasks", flush=True)
             if done > MOST:
                 rate /= 2
@@ -145,7 +146,7 @@ class Bench:
         sizes = self.sizes
         stage = {"name": "policy", "prompts": sizes.batch, "group": sizes.group, "seed": seed}
         stage |= {"environment": {"name": self.name} | self.options, "rewards": [{"name": "environment"}]}
-        stage |= {"max_tokens": sizes.max_tokens, "save_every": AT_ONCE, "objective": {"clip_high": 0.28}}
+        stage |= {"max_tokens": self.tokens, "save_every": AT_ONCE, "objective": {"clip_high": 0.28}}
         if not sizes.invariant:
             stage["objective"] |= {"correction": "token"}
         place = self.folder / f"seed-{seed}"
@@ -180,7 +181,7 @@ class Bench:
         loaded = moesaic.load(model, device=self.device, dtype="bfloat16" if self.device == "cuda" else None)
         backend = EngineBackend(loaded) if way == "greedy" else BestOfNBackend(loaded, Chance(), 1)
         count = self.sizes.tasks if examples is None else len(examples)
-        found = success(backend, self.world, count, self.sizes.max_tokens, examples)
+        found = success(backend, self.world, count, self.tokens, examples)
         del backend, loaded
         given_back()
         return found
@@ -233,8 +234,11 @@ class Bench:
         return found
 
 
-def options_of(name: str, device: str) -> dict[str, Any]:
-    return WORLDS[name] if device == "cuda" else SHORT.get(name, WORLDS[name])
+def asked_in(name: str, device: str) -> tuple[dict[str, Any], int]:
+    """A world's options, and tokens of a turn."""
+    if device == "cpu" and name in SHORT:
+        return SHORT[name], 16
+    return WORLDS[name], TOKENS[name]
 
 
 def apart(start: dict[str, Any], end: dict[str, Any]) -> dict[str, bool]:
@@ -288,14 +292,14 @@ def main() -> None:
     for number, name in enumerate(sizes.worlds):
         now = time.monotonic()
         ends = now + (began + 60 * arguments.minutes - now) / (len(sizes.worlds) - number)
-        options = options_of(name, arguments.device)
+        options, tokens = asked_in(name, arguments.device)
         folder = arguments.out / arguments.device / name
         folder.mkdir(parents=True, exist_ok=True)
-        rows += Bench(folder, name, options, sizes, arguments.device).rows(model, ends)
+        rows += Bench(folder, name, options, tokens, sizes, arguments.device).rows(model, ends)
         if not arguments.no_record:  # world by world: what was measured is there when the next one is cut short
             facts = {
                 "model": "SmolLM2-135M-Instruct",
-                "worlds": {name: options_of(name, arguments.device) for name in sizes.worlds},
+                "worlds": {name: asked_in(name, arguments.device) for name in sizes.worlds},
                 "device": arguments.device,
                 "sizes": vars(sizes),
                 "start": (LEAST, MOST),
