@@ -4,6 +4,7 @@
     python -m bench.critics --seed 1
     python -m bench.critics --planted 0     # after --seed 0: the same with answers that rate themselves (the default)
     python -m bench.critics --checklist 0   # of instructions with constraints that a rule can check
+    python -m bench.critics --pairs 0 1 2   # and then DPO on pairs of its critiques, beside more SFT
     python -m bench.critics --report
 
 The tiny model of recipes/align-tiny.yaml after its SFT (`bench/align_tiny.py`) is the policy, the untrained judge, and
@@ -19,6 +20,7 @@ import json
 import math
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,9 @@ POLICY: dict[str, Any] = {
     "evaluate_every": 10,
     "save_every": 10,
 }
+# DPO on pairs of critiques: what recipes/constraints.yaml has of pairs of answers.
+PAIRS: dict[str, Any] = {"steps": 40, "batch_pairs": 32, "lr": 0.0005, "objective": {"beta": 0.1, "sft": 0.3}}
+MORE = ("more_sft", "dpo")
 
 
 def recipe_of(stage: dict[str, Any]) -> Recipe:
@@ -115,24 +120,48 @@ def judged(seed: int, base: Path, judges: dict[str, Path]) -> dict[str, Any]:
     return found
 
 
+def checklist_stage(seed: int) -> dict[str, Any]:
+    source = [{"path": str(write_instructions(OUT / f"{seed}-train.jsonl", f"{seed} train"))}]
+    critique = load_recipe(RECIPE).dump()["align"]["stages"][0]
+    return critique | CRITIC | {"seed": seed, "data": source, "truth": [], "forms": ["checklist"], "steps": 120}
+
+
 def run_checklist(seed: int) -> None:
     base, _ = sft_model(0)
     critic = OUT / f"{seed}-checklist"
-    files = {split: write_instructions(OUT / f"{seed}-{split}.jsonl", f"{seed} {split}") for split in ("train", "test")}
-    source, held_out = ([{"path": str(file)}] for file in files.values())
-    critique = load_recipe(RECIPE).dump()["align"]["stages"][0]
-    stage = critique | CRITIC | {"seed": seed, "data": source, "truth": [], "forms": ["checklist"], "steps": 120}
-    align(recipe_of(stage), base, critic, quiet=True)
+    align(recipe_of(checklist_stage(seed)), base, critic, quiet=True)
+    found = {"seed": seed} | checked(seed, base, {"untrained": base, "trained": critic})
+    (OUT / f"{seed}-checklist.json").write_text(json.dumps(found))
+
+
+def run_pairs(seed: int) -> None:
+    """From the critic of a checklist, the same number of steps once more on its critiques, and on pairs of them."""
+    base, _ = sft_model(0)
+    critic = OUT / f"{seed}-checklist"
+    kept, pairs = (critic / "critiques" / f"{name}.jsonl" for name in ("kept", "pairs"))
+    longer = {"name": "sft", "data": [{"path": str(kept)}], "batch_tokens": 1024, "lr": PAIRS["lr"]}
+    arms = {"more_sft": longer, "dpo": {"name": "preference", "data": [{"path": str(pairs)}]} | PAIRS}
+    judges = {"untrained": base, "trained": critic}
+    for name, stage in arms.items():
+        judges[name] = OUT / f"{seed}-checklist-{name}"
+        stage |= {"steps": PAIRS["steps"], "seed": seed, "evaluate_every": 0, "optimizer": "adamw"}
+        align(recipe_of(stage), critic, judges[name], quiet=True)
+    found = {"seed": seed, "pairs": len(pairs.read_text().splitlines())} | checked(seed, base, judges)
+    (OUT / f"{seed}-pairs.json").write_text(json.dumps(found))
+
+
+def checked(seed: int, base: Path, judges: dict[str, Path]) -> dict[str, Any]:
+    """Verdicts on single constraints of held-out instructions, and their kinds."""
+    stage = checklist_stage(seed)
+    held_out = [{"path": str(write_instructions(OUT / f"{seed}-test.jsonl", f"{seed} test"))}]
     built = build(Method("critiques", {key: value for key, value in stage.items() if key != "name"}), Stage, RECIPE)
     assert isinstance(built, Critiques)
     plan = replace(built.plan(), prompts=HELD_OUT)
     agreement = Agreement.of(Engine(moesaic.load(base)), open_examples(held_out, "test", seed), plan, built.tokens)
     assert agreement is not None
     kinds = [item.answer.facts["constraints"][0]["kind"] for item in agreement.items["checklist"]]
-    found: dict[str, Any] = {"seed": seed, "kinds": kinds}
-    for name, place in (("untrained", base), ("trained", critic)):
-        found[name] = agreement.verdicts(judge_of(moesaic.load(place)))["checklist"]
-    (OUT / f"{seed}-checklist.json").write_text(json.dumps(found))
+    verdicts = {name: agreement.verdicts(judge_of(moesaic.load(place)))["checklist"] for name, place in judges.items()}
+    return {"kinds": kinds} | verdicts
 
 
 def write_instructions(file: Path, seed: str) -> Path:
@@ -179,6 +208,37 @@ def interval(rights: int, count: int) -> tuple[float, float]:
     return tuple(round((middle + sign * spread) / (1 + z * z / count), 3) for sign in (-1, 1))  # type: ignore[return-value]
 
 
+def checklist_rows(found: dict[str, Any], judges: Sequence[str]) -> list[dict[str, Any]]:
+    rows = []
+    for judge in judges:
+        for kind in ("all", *sorted(set(found["kinds"]))):
+            own = [tuple(v) for v, k in zip(found[judge], found["kinds"], strict=True) if kind in ("all", k)]
+            rights = sum(said == truth for said, truth in own)
+            rows.append(
+                {
+                    "kind": f"checklist/{kind}",
+                    "judge": judge,
+                    "seed": found["seed"],
+                    "verdicts": len(own),
+                    "right": round(rights / len(own), 3),
+                    "right_95": interval(rights, len(own)),
+                    "f1_broken": round(f1(own), 3),
+                }
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
+def report_pairs(seeds: Sequence[int]) -> None:
+    """Of each seed, and of all together."""
+    each = [json.loads((OUT / f"{seed}-pairs.json").read_text()) for seed in seeds]
+    judges = ("untrained", "trained", *MORE)
+    rows = [row for found in each for row in checklist_rows(found, judges)]
+    every = {key: [one for found in each for one in found[key]] for key in ("kinds", *judges)}
+    rows += checklist_rows({"seed": list(seeds)} | every, judges)
+    print(record("critic_pairs", rows, pairs=[found["pairs"] for found in each], critic=CRITIC, preference=PAIRS))
+
+
 def report() -> None:
     seeds = [json.loads(file.read_text()) for file in sorted(OUT.glob("?.json"))]
     rows: list[dict[str, Any]] = []
@@ -206,23 +266,7 @@ def report() -> None:
             )
             print(rows[-1])
     for file in sorted(OUT.glob("?-checklist.json")):
-        found = json.loads(file.read_text())
-        for judge in ("untrained", "trained"):
-            for kind in ("all", *sorted(set(found["kinds"]))):
-                own = [tuple(v) for v, k in zip(found[judge], found["kinds"], strict=True) if kind in ("all", k)]
-                rights = sum(said == truth for said, truth in own)
-                rows.append(
-                    {
-                        "kind": f"checklist/{kind}",
-                        "judge": judge,
-                        "seed": found["seed"],
-                        "verdicts": len(own),
-                        "right": round(rights / len(own), 3),
-                        "right_95": interval(rights, len(own)),
-                        "f1_broken": round(f1(own), 3),
-                    }
-                )
-                print(rows[-1])
+        rows += checklist_rows(json.loads(file.read_text()), ("untrained", "trained"))
     for name in ("trained", "untrained"):
         ran = [seed for seed in seeds if f"policy_{name}" in seed]
         rows.append(
@@ -244,6 +288,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--planted", type=int)
     parser.add_argument("--checklist", type=int)
+    parser.add_argument("--pairs", type=int, nargs="+")
     parser.add_argument("--report", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -254,6 +299,12 @@ def main() -> None:
         run_planted(arguments.planted)
     if arguments.checklist is not None:
         run_checklist(arguments.checklist)
+    for seed in arguments.pairs or ():
+        if not (OUT / f"{seed}-pairs.json").exists():
+            run_checklist(seed)
+            run_pairs(seed)
+    if arguments.pairs:
+        report_pairs(arguments.pairs)
     if arguments.report:
         report()
 

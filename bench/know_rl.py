@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from moesaic.evaluate.suites.agents import Attempt
 from moesaic.recipe import Recipe, load_recipe
 from moesaic.worlds.critic import Candidates, Critic
 from moesaic.worlds.environments.multihop import Multihop
+from moesaic.worlds.example import Example
 from moesaic.worlds.text_actions import World
 
 PAIRS = "trajectories/pairs.jsonl"
@@ -133,9 +135,12 @@ class Chance:
         return [torch.rand(len(texts), generator=self.draw).tolist() for _, texts in candidates]
 
 
-def success(backend: Backend, world: World, worlds: int, max_tokens: int) -> dict[str, Any]:
-    """The share of held-out tasks that are done rightly, all episodes turn by turn together."""
-    started = [world.begin(world.example(number)) for number in range(worlds)]
+def success(
+    backend: Backend, world: World, worlds: int, max_tokens: int, examples: Sequence[Example] | None = None
+) -> dict[str, Any]:
+    """The share of held-out tasks, or of these, that are done rightly, all episodes turn by turn together."""
+    examples = examples or [world.example(number) for number in range(worlds)]
+    started = [world.begin(example) for example in examples]
     attempts = [Attempt("", episode, world.turns, list(episode.messages)) for episode in started]
     while going := [attempt for attempt in attempts if attempt.outcome is None]:
         answers: dict[int, Answer] = {}
