@@ -50,6 +50,8 @@ SLOW = [
     "serve/group/test_memory.py",
     "serve/group/test_tp.py",
     "kernels/test_triton_serving.py",
+    "kernels/test_triton_sparse.py",
+    "kernels/test_triton_retained.py",
     "parallel/test_zero_one_adam.py",
     "parallel/test_zero_one_run.py",
     "parallel/test_tensor.py",
