@@ -14,8 +14,11 @@ from typing import Any
 
 import triton.language as tl
 from triton.language import core
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
+FLOATS, INTEGERS = frozenset(("fp32", "fp64")), frozenset(("int32", "int64"))
+WHOLE = FLOATS | INTEGERS | {"int1", "int8", "int16", "uint8", "uint16", "uint32", "uint64"}
 PLAIN = (core.tensor, core.dtype, core.block_type, core.pointer_type, int, float, bool, str, type(None))
 
 
@@ -29,6 +32,7 @@ def make_quick() -> None:
         remember_types()
         remember_shapes()
         remember_members()
+        remember_operands()
         patch_language_once()
 
 
@@ -61,7 +65,7 @@ def remember_shapes() -> None:
     plain_unwrap, plain_shape, plain_block = core._unwrap_if_constexpr, core._unwrap_shape, core.block_type.__init__
     blocks: dict[Any, Any] = {}
     shapes: dict[Any, Any] = {}
-    one = core.constexpr(1)
+    one, none = core.constexpr(1), core.tuple(())
 
     def unwrap(given: Any) -> Any:
         kind = type(given)
@@ -82,7 +86,7 @@ def remember_shapes() -> None:
     def tensor(self: Any, handle: Any, type: Any) -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
         if not type.is_block():
-            self.shape, self.numel = core.tuple(()), one
+            self.shape, self.numel = none, one
             return
         sizes = tuple(type.shape.values)
         if sizes not in shapes:
@@ -120,6 +124,53 @@ def remember_members() -> None:
             scope.set_attr(package, name, member)
 
     interpreter._patch_builtin = patch  # type: ignore[assignment]
+
+
+def remember_operands() -> None:
+    """Operands of one type and shape go together as they are, and a number is made a constant once."""
+    plain_check, plain_broadcast = TritonSemantic.binary_op_type_checking_impl, TritonSemantic.broadcast_impl_value
+    plain_constant = TritonSemantic.scalar_constant
+    constants: dict[Any, Any] = {}
+
+    def takes(kind: Any, number: Any) -> bool:
+        """Whether a number beside a tensor becomes one of the tensor's type."""
+        if type(number) is int:
+            return kind.name in FLOATS or (kind.name in INTEGERS and -(2**31) <= number < 2**31)
+        return type(number) is float and kind.name in FLOATS
+
+    def check(
+        self: Any,
+        lhs: Any,
+        rhs: Any,
+        allow_lhs_ptr: bool = False,
+        allow_rhs_ptr: bool = False,
+        arithmetic_check: bool = True,
+        div_or_mod: bool = False,
+    ) -> Any:
+        if type(lhs) is core.tensor:
+            if type(rhs) is core.tensor:
+                if lhs.dtype is rhs.dtype and lhs.dtype.name in WHOLE:
+                    return broadcast(self, lhs, rhs)
+            elif arithmetic_check and takes(lhs.dtype, rhs):
+                return broadcast(self, lhs, constant(self, rhs, lhs.dtype))
+        elif type(rhs) is core.tensor and arithmetic_check and takes(rhs.dtype, lhs):
+            return broadcast(self, constant(self, lhs, rhs.dtype), rhs)
+        return plain_check(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+
+    def broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
+        return (lhs, rhs) if lhs.shape is rhs.shape else plain_broadcast(self, lhs, rhs)
+
+    def constant(self: Any, value: Any, dtype: Any) -> Any:
+        if dtype is None or type(value) not in (bool, int, float) or value == 0:  # zeros have signs
+            return plain_constant(self, value, dtype)
+        known = type(value), value, dtype.name
+        if known not in constants:
+            constants[known] = plain_constant(self, value, dtype)
+        return constants[known]
+
+    TritonSemantic.binary_op_type_checking_impl = check  # type: ignore[method-assign]
+    TritonSemantic.broadcast_impl_value = broadcast  # type: ignore[method-assign]
+    TritonSemantic.scalar_constant = constant  # type: ignore[method-assign]
 
 
 def patch_language_once() -> None:
