@@ -1,7 +1,7 @@
 # make run    install what is needed, then the whole life of a tiny model, and a page to talk to it
 # make test   install what is needed, then every check (ruff, mypy, pytest)
 #
-# make check  the inner loop: ruff, mypy and the quick tests, two minutes on two cores; make test runs these and all others
+# make check  the inner loop: ruff, mypy and the quick tests, eight minutes on two cores; make test runs these and all others
 #
 # Also: make setup | clients | lint | bench | clean. PYTHON=python3.12 chooses the interpreter, TESTS=tests/test_cli.py what to test.
 
