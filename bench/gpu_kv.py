@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from bench.kv_speed import fill_cache, in_cache, row_bytes
 from bench.measure import record
 from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.model.transformer import Model
@@ -37,7 +38,7 @@ from moesaic.serve.core.kv_policies.h2o import H2O
 from moesaic.serve.core.kv_policies.quantized import Quantized
 from moesaic.serve.core.kv_policies.sinks import Sinks
 from moesaic.serve.core.kv_policies.snapkv import SnapKV
-from moesaic.serve.core.request import Request, Sampling
+from moesaic.serve.core.request import Request
 
 POLICIES: dict[str, KVPolicy | None] = {
     "full": None,
@@ -78,11 +79,6 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def row_bytes(model: Model) -> int:
-    numbers = sum(torch.Size(shape).numel() for layer in model.cache_shapes() for shape in layer.values())
-    return numbers * model.dtype.itemsize
-
-
 def filled(model: Model, policy: KVPolicy | None, count: int, length: int, tokens: int) -> tuple[Engine, list[Request]]:
     """An engine whose requests' prompts are in the cache."""
     memory = row_bytes(model) * (length + tokens + 64) * count
@@ -90,26 +86,9 @@ def filled(model: Model, policy: KVPolicy | None, count: int, length: int, token
         memory = row_bytes(model) * (length + 64 + (count - 1) * ((length + tokens) // 3 + 256))
         memory = row_bytes(model) * (length + tokens + 64) * count if isinstance(policy, Quantized) else memory
     engine = Engine(model, kv_policy=policy, cache_bytes=memory, max_requests=count, reuse_prefixes=False, seed=0)
-    for slabs in engine.cache.layers:
-        for slab in slabs.values():
-            slab.fill_(0.01)
-    draw, requests = random.Random(0), []
-    for _ in range(count):
-        prompt = [draw.randrange(model.config.vocab) for _ in range(length)]
-        request = engine.request(prompt, Sampling(max_tokens=tokens + 1, temperature=0.0, ignore_eos=True))
-        engine.add(request)
-        with torch.inference_mode():
-            engine.page_pool.tokens_until_pruning(request, 1)
-            assert engine.page_pool.grow(request, length), "the cache is too small"
-            request.computed = length
-            if (compact := request.compact) is not None:
-                compact.begin(length, request.pages)
-                compact.scores_LNM.uniform_().pow_(8)
-                if compact.recorded_queries:
-                    compact.room_for_queries(compact.store.query_heads).normal_()
-                engine.page_pool.after_forward(request)
-        request.append(0, set())
-        requests.append(request)
+    fill_cache(engine)
+    draw = random.Random(0)
+    requests = [in_cache(engine, draw, length, tokens) for _ in range(count)]
     return engine, requests
 
 

@@ -21,21 +21,26 @@ from moesaic.serve.core.kv_policies import KVPolicy
 from moesaic.serve.core.request import Request, Sampling
 
 
-def filled(model: Model, policy: KVPolicy | None, length: int, tokens: int) -> tuple[Engine, Request]:
-    """An engine with one request, whose prompt is in the cache."""
+def row_bytes(model: Model) -> int:
+    """What a token's keys and values take."""
     numbers = sum(torch.Size(shape).numel() for layer in model.cache_shapes() for shape in layer.values())
-    bytes_ = numbers * model.dtype.itemsize * (length + tokens + 64)
-    engine = Engine(model, kv_policy=policy, cache_bytes=bytes_, max_requests=1, reuse_prefixes=False, seed=0)
+    return numbers * model.dtype.itemsize
+
+
+def fill_cache(engine: Engine) -> None:
     for slabs in engine.cache.layers:
         for slab in slabs.values():
             slab.fill_(0.01)
-    draw = random.Random(0)
-    prompt = [draw.randrange(model.config.vocab) for _ in range(length)]
+
+
+def in_cache(engine: Engine, draw: random.Random, length: int, tokens: int) -> Request:
+    """A request whose prompt is in the cache, pruned by scores that are drawn."""
+    prompt = [draw.randrange(engine.model.config.vocab) for _ in range(length)]
     request = engine.request(prompt, Sampling(max_tokens=tokens + 1, temperature=0.0, ignore_eos=True))
     engine.add(request)
     with torch.inference_mode():
         engine.page_pool.tokens_until_pruning(request, 1)
-        assert engine.page_pool.grow(request, length)
+        assert engine.page_pool.grow(request, length), "the cache is too small"
         request.computed = length
         if (compact := request.compact) is not None:
             compact.begin(length, request.pages)
@@ -44,7 +49,15 @@ def filled(model: Model, policy: KVPolicy | None, length: int, tokens: int) -> t
                 compact.room_for_queries(compact.store.query_heads).normal_()
             engine.page_pool.after_forward(request)
     request.append(0, set())
-    return engine, request
+    return request
+
+
+def filled(model: Model, policy: KVPolicy | None, length: int, tokens: int) -> tuple[Engine, Request]:
+    """An engine with one request, whose prompt is in the cache."""
+    memory = row_bytes(model) * (length + tokens + 64)
+    engine = Engine(model, kv_policy=policy, cache_bytes=memory, max_requests=1, reuse_prefixes=False, seed=0)
+    fill_cache(engine)
+    return engine, in_cache(engine, random.Random(0), length, tokens)
 
 
 def measured(model: Model, policies: dict[str, KVPolicy | None], length: int, tokens: int) -> list[dict[str, Any]]:

@@ -21,7 +21,8 @@ from moesaic.serve.core.kv_policies.snapkv import SnapKV
 from moesaic.serve.core.request import Sampling
 from moesaic.serve.gpu.retained import RetainedLoop
 from tests.kernels import interpreter
-from tests.serve.tiny import VOCABULARY, tiny_model
+from tests.kernels.answers import prompts, same
+from tests.serve.tiny import tiny_model
 
 interpreter.require()
 
@@ -37,18 +38,6 @@ def engines(model, policy, **options):
     graphed.runner = RetainedLoop(graphed)
     graphed.page_pool.store.writes_ahead = True  # as on a GPU
     return graphed, plain
-
-
-def prompts(*lengths):
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randint(3, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
-
-
-def same(given, wanted):
-    for one, other in zip(given, wanted, strict=True):
-        assert one.tokens == other.tokens
-        found, expected = ([entry.logprob for entry in answer.logprobs] for answer in (one, other))
-        assert found == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(

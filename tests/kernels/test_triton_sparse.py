@@ -22,6 +22,7 @@ from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.gpu.overlap import OverlapLoop, step_weights
 from tests.kernels import interpreter
+from tests.kernels.answers import prompts, same
 from tests.random_models import small_config
 from tests.serve.tiny import VOCABULARY, loaded
 
@@ -52,18 +53,6 @@ def queued_engine(model, **options):
     assert OverlapLoop.outside(engine) is None
     engine.runner = OverlapLoop(engine)
     return engine
-
-
-def prompts(*lengths, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(3, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
-
-
-def same(given, wanted):
-    for one, other in zip(given, wanted, strict=True):
-        assert one.tokens == other.tokens
-        found, expected = ([entry.logprob for entry in answer.logprobs] for answer in (one, other))
-        assert found == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(
