@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from moesaic.errors import UserError
+from moesaic.python_syntax import parse_module
 
 # What people ask about; all of it together would take minutes to embed on two cores.
 MODULES = (
@@ -72,6 +73,6 @@ def described(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, name:
 
 def parsed(file: Path) -> ast.Module | None:
     try:
-        return ast.parse(file.read_text(encoding="utf-8"))
+        return parse_module(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError):
         return None

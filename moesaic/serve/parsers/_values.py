@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import re
@@ -10,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moesaic.json_lines import is_unicode
+from moesaic.python_syntax import parse_literal
 from moesaic.serve.parsers._events import Tools
 
 
@@ -24,7 +24,7 @@ def read_json(text: str) -> Any:
 def read_python(text: str) -> Any:
     """A Python literal that JSON can hold too, or ValueError."""
     try:
-        value = ast.literal_eval(text)
+        value = parse_literal(text)
         json.dumps(value, allow_nan=False)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, SystemError):  # the last of deep nesting
         raise ValueError("is no literal") from None

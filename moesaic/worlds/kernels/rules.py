@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ast
 
+from moesaic.python_syntax import parse_module
+
 IMPORTS = {"torch": "torch", "triton": "triton", "triton.language": "tl", "math": "math"}
 TORCH = {"empty", "empty_like", "zeros", "zeros_like", "float32", "float16", "bfloat16", "int32", "int64", "Tensor"}
 TRITON = {"jit", "cdiv", "next_power_of_2"}
@@ -57,7 +59,7 @@ def check(source: str, entry: str) -> None:
     if len(source) > MOST_CHARACTERS:
         raise Refused(f"it is longer than {MOST_CHARACTERS} characters")
     try:
-        tree = ast.parse(source)
+        tree = parse_module(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Refused(f"it is no Python ({error})") from None
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
