@@ -56,9 +56,11 @@ def server(new_engine: Callable[..., moesaic.Engine]) -> Iterator[Running]:
 
 
 def body_of(style: str, text: str, **more: Any) -> dict[str, Any]:
-    """A request whose answer is that text."""
+    """A request whose answer is that text. It might call a tool instead, as any with tools may: greedily it never does
+    by the chance of what was asked before."""
     return {
         "messages": HELLO,
+        "temperature": 0,
         "tools": TOOLS,
         "chat_template": template(style),
         "structured_outputs": {"grammar": grammar(text)},
