@@ -369,7 +369,7 @@ def test_embeddings_count_prompts_and_generate_nothing(http: httpx.Client) -> No
 def test_a_client_that_leaves_is_counted_and_nothing_stays(guarded: Running, http: httpx.Client) -> None:
     long = {"prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True}
     before = values(http)
-    guarded.hold.until(guarded.engine.counts.generated_tokens + 1)
+    guarded.hold.until(guarded.engine.counts.generated_tokens + 8)  # the first may show nothing: half a letter
     with guarded.http(headers={"authorization": f"Bearer {KEY}"}) as leaving:
         with leaving.stream("POST", "/v1/completions", json=long) as stream:
             next(stream.iter_lines())

@@ -276,7 +276,9 @@ class TestBackground:
         self, client: openai.OpenAI, server: Running, held: Callable[[int], None]
     ) -> None:
         held(3)
-        asked = client.responses.create(model=NAME, input="yes", background=True, max_output_tokens=400)
+        asked = client.responses.create(
+            model=NAME, input="yes or no", temperature=0.0, max_output_tokens=400, background=True
+        )
         server.until(lambda: client.responses.retrieve(asked.id).status == "in_progress")
         cancelled = client.responses.cancel(asked.id)
         assert cancelled.status == "cancelled" and cancelled.error is None
@@ -335,7 +337,7 @@ class TestBackground:
 
     def test_one_listens_to_what_is_still_to_come(self, server: Running, held: Callable[[int], None]) -> None:
         held(3)
-        body = {"input": "yes or no", "max_output_tokens": 8, "stream": True, "background": True}
+        body = {"input": "yes or no", "temperature": 0.0, "max_output_tokens": 8, "stream": True, "background": True}
         with server.http() as client, client.stream("POST", "/v1/responses", json=body) as answer:
             first = json.loads(next(line for line in answer.iter_lines() if line.startswith("data: "))[6:])
             path = f"/v1/responses/{first['response']['id']}?stream=true&starting_after=0"
