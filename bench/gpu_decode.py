@@ -26,8 +26,9 @@ STARTED = time.perf_counter()
 import torch  # noqa: E402  the clock starts before
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from bench.gpu_train import VOCAB, make_ours, make_peer, on_gpu  # noqa: E402
+from bench.gpu_train import VOCAB, make_ours, make_peer  # noqa: E402
 from bench.measure import record  # noqa: E402
+from bench.random_weights import random_model  # noqa: E402
 from moesaic.kernels.grid import Grid  # noqa: E402
 from moesaic.kernels.triton.quantized.weight import gpu_weight  # noqa: E402
 from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig, Rope  # noqa: E402
@@ -51,7 +52,7 @@ def make_glm(layers: int) -> Model:
         context=8192,
         dtype="bfloat16",
     )
-    return on_gpu(config)
+    return random_model(config)
 
 
 @torch.no_grad()

@@ -25,8 +25,8 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from bench.gpu_latent import HEADS, PLAIN, RANK, ROTATED, VALUE, VOCAB, generate, kernels_of, prompts_of
 from bench.measure import record
+from bench.random_weights import random_model
 from moesaic.model.config import Experts, Indexer, Latent, Layer, ModelConfig, Rope
-from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.gpu.overlap import OverlapLoop
 
@@ -53,18 +53,6 @@ def config_of(layers: int, sparse: bool) -> ModelConfig:
     )
 
 
-def model_of(config: ModelConfig) -> Model:
-    with torch.device("cuda"):
-        torch.set_default_dtype(torch.bfloat16)
-        model = Model(config)
-        torch.set_default_dtype(torch.float32)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(0, 0.02) if parameter.dim() > 1 else parameter.fill_(float("bias" not in name))
-    return model
-
-
 def prefill_seconds(engine: Engine, length: int, runs: int) -> float:
     prompt = prompts_of(1, length, 5)
     found = []
@@ -84,7 +72,7 @@ def decode_seconds(engine: Engine, requests: int, tokens: int) -> float:
 
 
 def measured(sparse: bool, options: argparse.Namespace) -> dict[str, Any]:
-    model = model_of(config_of(options.layers, sparse))
+    model = random_model(config_of(options.layers, sparse))
     engine = Engine(model, max_requests=max(BATCHES), cache_bytes=8 << 30)
     assert isinstance(engine.runner, OverlapLoop)
     row: dict[str, Any] = {"attention": "sparse" if sparse else "dense"}

@@ -53,9 +53,10 @@ class Bench:
         if tiny:
             self.model: Model = make_model()
         else:
-            from bench.gpu_train import config_of, on_gpu
+            from bench.gpu_train import config_of
+            from bench.random_weights import random_model
 
-            self.model = on_gpu(config_of(16, context=32768)).requires_grad_(False)
+            self.model = random_model(config_of(16, context=32768)).requires_grad_(False)
         sizes = ((4, 12), (24, 40), (60, 120)) if tiny else ((64, 256), (1024, 2048), (8192, 16384))
         names, shares, stretches = ("short", "medium", "long"), (0.6, 0.25, 0.15), (12.0, 4.0, 4.0)
         self.classes = [Class(*one) for one in zip(names, shares, *zip(*sizes), stretches)]

@@ -19,8 +19,9 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from bench.gpu_decode import generate, parting, peer_alone, prompts_of
-from bench.gpu_train import on_gpu, timed
+from bench.gpu_train import timed
 from bench.measure import record
+from bench.random_weights import random_model
 from moesaic.kernels.cross_entropy import linear_cross_entropy
 from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.model.layout import Layout
@@ -45,7 +46,7 @@ def make(layers: int) -> Model:
         dtype="bfloat16",
         activation="clamped_swiglu",
     )
-    model = on_gpu(config)
+    model = random_model(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "bias" in name or "sinks" in name:

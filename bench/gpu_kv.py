@@ -30,6 +30,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.kv_speed import fill_cache, in_cache, row_bytes
 from bench.measure import record
+from bench.random_weights import random_model
 from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
@@ -63,15 +64,7 @@ def make_model(tiny: bool, device: torch.device) -> Model:
         context=32768,
         dtype="float32" if tiny else "bfloat16",
     )
-    with device:
-        torch.set_default_dtype(torch.float32 if tiny else torch.bfloat16)
-        model = Model(config)
-        torch.set_default_dtype(torch.float32)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.02) if parameter.dim() > 1 else parameter.fill_(1.0)
-    return model.requires_grad_(False)
+    return random_model(config, device).requires_grad_(False)
 
 
 def synchronize() -> None:

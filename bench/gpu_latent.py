@@ -22,6 +22,7 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from bench.measure import record
+from bench.random_weights import random_model
 from moesaic.model.config import Experts, Latent, Layer, ModelConfig, Rope
 from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
@@ -42,15 +43,7 @@ def make_model(layers: int) -> Model:
         context=32768,
         dtype="bfloat16",
     )
-    with torch.device("cuda"):
-        torch.set_default_dtype(torch.bfloat16)
-        model = Model(config)
-        torch.set_default_dtype(torch.float32)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.02) if parameter.dim() > 1 else parameter.fill_(1.0)
-    return model
+    return random_model(config)
 
 
 def prompts_of(count: int, length: int, seed: int) -> list[list[int]]:

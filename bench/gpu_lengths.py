@@ -23,6 +23,7 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from bench.measure import record
+from bench.random_weights import random_model
 from moesaic.model.config import Dense, GroupedQuery, Latent, Layer, ModelConfig, Rope
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
@@ -53,13 +54,7 @@ def make_ours(hidden: int, attention: GroupedQuery | Latent, length: int, kind: 
         context=length,
         dtype=str(kind).removeprefix("torch."),
     )
-    with torch.device(device):
-        model = Model(config).to(kind)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.02) if parameter.dim() > 1 else parameter.fill_(1.0)
-    return model
+    return random_model(config, device)
 
 
 def make_peer(hidden: int, attention: GroupedQuery | Latent, length: int, kind: torch.dtype, device: str) -> Any:

@@ -30,6 +30,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.measure import record
+from bench.random_weights import random_model
 from moesaic.kernels.cuda.sparse_weight import SparseWeight, has_sparse_cores
 from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.model.transformer import Model
@@ -161,17 +162,10 @@ def make_model(tiny: bool, device: torch.device) -> Model:
         context=8192,
         dtype="bfloat16",
     )
-    with device:
-        torch.set_default_dtype(torch.bfloat16)
-        model = Model(config)
-        torch.set_default_dtype(torch.float32)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.02) if parameter.dim() > 1 else parameter.fill_(1.0)
-        for _, weight in matrices(model):
-            weight.copy_(two_of_four(weight))
-    return model.requires_grad_(False)
+    model = random_model(config, device).requires_grad_(False)
+    for _, weight in matrices(model):
+        weight.copy_(two_of_four(weight))
+    return model
 
 
 def decode_ms(engine: Engine, prompts: list[list[int]], out: int) -> float:

@@ -27,6 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from bench.measure import record
+from bench.random_weights import random_model
 from moesaic.kernels.cross_entropy import linear_cross_entropy
 from moesaic.kernels.triton.adamw import adamw
 from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfig, Rope
@@ -68,20 +69,7 @@ def glm(layers: int) -> ModelConfig:
 
 
 def make_ours(layers: int, seed: int = 0) -> Model:
-    return on_gpu(config_of(layers), seed)
-
-
-def on_gpu(config: ModelConfig, seed: int = 0) -> Model:
-    """Random weights in bfloat16."""
-    with torch.device("cuda"):
-        torch.set_default_dtype(torch.bfloat16)
-        model = Model(config)
-        torch.set_default_dtype(torch.float32)
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.02) if parameter.dim() > 1 else parameter.fill_(1.0)
-    return model
+    return random_model(config_of(layers), seed=seed)
 
 
 def make_peer(layers: int, ours: Model) -> torch.nn.Module:
@@ -311,13 +299,13 @@ def main() -> None:
         config = glm(options.layers) if options.glm else config_of(options.layers)
         size, operations = facts(config), training_flops(config, [options.length] * options.sequences)
         if who in ours:
-            model = on_gpu(config)
+            model = random_model(config)
             if who.endswith("fp8"):
                 multiply_in_float8(model)
             step = our_step(model, options.sequences, options.length)
             del model
         else:
-            peer = glm_peer(options.layers) if options.glm else make_peer(options.layers, on_gpu(config))
+            peer = glm_peer(options.layers) if options.glm else make_peer(options.layers, random_model(config))
             step = peer_step(peer, options.sequences, options.length, "cuDNN" in who)
             del peer
         gc.collect()

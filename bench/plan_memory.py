@@ -25,9 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from bench.measure import record
+from bench.random_weights import random_model
 from moesaic.model.config import Dense, Experts, GroupedQuery, Latent, Layer, ModelConfig, Rope
 from moesaic.model.layout import Layout
-from moesaic.model.transformer import Model
 from moesaic.plan.own_models import from_config
 from moesaic.plan.training.own_memory import OwnTrainer, ServingMemory, own_serving_memory, own_training_memory
 from moesaic.train.compile import compile_blocks
@@ -86,20 +86,9 @@ LARGE = [
 ]
 
 
-def made(config: ModelConfig, device: torch.device) -> Model:
-    torch.set_default_dtype(getattr(torch, config.dtype))
-    with torch.device(device):
-        model = Model(config)
-    torch.set_default_dtype(torch.float32)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.02) if parameter.dim() > 1 else parameter.fill_(1.0)
-    return model
-
-
 def train(case: Case, device: torch.device) -> float:
     """Peak bytes of the second step."""
-    model = made(case.config, device)
+    model = random_model(case.config, device)
     optimizer = AdamW().build(model.named_parameters())
     if device.type == "cuda":
         compile_blocks(model)
@@ -162,7 +151,7 @@ def serve(case: Serving, device: torch.device, detail: bool = False) -> float:
     from moesaic.serve.core.engine import Engine
     from moesaic.serve.core.scheduling_policies.chunked import Chunked
 
-    model = made(case.config, device)
+    model = random_model(case.config, device)
     shape = from_config(case.config, case.name)
     pages = -(-(case.prompt + case.output) // 16) * case.requests
     cache = model.dtype.itemsize * shape.cache_width() * 16 * pages
