@@ -131,6 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--start-steps", type=int, default=200)
     parser.add_argument("--steps", type=int, default=150, help="of every arm")
+    parser.add_argument("--lr", type=float, default=0.006, help="of every arm (Muon)")
     parser.add_argument("--episodes", type=int, default=60, help="held out, in each world")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
@@ -144,7 +145,7 @@ def main() -> None:
         for seed in arguments.seeds:
             out = arguments.out / f"{arm}-{seed}"
             with teacher() as url:
-                spent = trained([stage(arm, arguments.steps, seed, url)], start, out, lr=0.006)
+                spent = trained([stage(arm, arguments.steps, seed, url)], start, out, lr=arguments.lr)
             notes = out / "demonstrations" / "summary.json"
             collected = json.loads(notes.read_text())["notes"] if notes.exists() else {}
             values = asked(out, arguments.episodes)
@@ -157,7 +158,7 @@ def main() -> None:
         rows += [*own, {"arm": arm, "seeds": arguments.seeds, "asked": both}]
     if not arguments.no_record:
         parameters = sum(parameter.numel() for parameter in moesaic.load(start).parameters())
-        record("agent_tuning", rows, parameters=parameters, careless=CARELESS, steps=arguments.steps)
+        record("agent_tuning", rows, parameters=parameters, careless=CARELESS, steps=arguments.steps, lr=arguments.lr)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from tests import forked
+from tests import draws, forked
 from tests.figures import leave_blank
 from tests.slow import SLOW
 
@@ -77,6 +77,7 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Every run ends with a figure of its curves, which is rendered only in tests that are marked to look at it."""
     leave_blank(rendered=item.get_closest_marker("figures") is not None)
+    draws.watch()
 
 
 @pytest.fixture(scope="module")  # no longer: while it is open, this thread has an event loop that runs
@@ -96,4 +97,5 @@ def fixed_seed() -> int:
         numpy.random.seed(seed)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(seed)
+    draws.begin_again()
     return seed
