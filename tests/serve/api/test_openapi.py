@@ -18,6 +18,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.serve.api.running import NAME, Running
+from tests.waiting import PATIENCE
 
 CHECKS = [
     not_a_server_error,
@@ -31,7 +32,7 @@ LIMITS = {"max_tokens": 4, "max_completion_tokens": 4, "max_output_tokens": 4, "
 
 @pytest.fixture(scope="module")
 def document(server: Running) -> Iterator[Any]:
-    yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    yield schemathesis.openapi.from_url(f"{server.url}/openapi.json", timeout=PATIENCE)
     server.until(lambda: server.idle)
     server.until(lambda: not server.tasks())
 
@@ -92,7 +93,7 @@ def test_answers_are_as_documented(document: Any, method: str, path: str, mode: 
         shorten(case)
         if mode is GenerationMode.POSITIVE:
             sense(case)
-        case.call_and_validate(checks=CHECKS)
+        case.call_and_validate(checks=CHECKS, timeout=PATIENCE)
 
     check()
 
@@ -106,7 +107,11 @@ def test_every_event_of_a_stream_is_as_documented(document: Any, path: str) -> N
         body |= {"prompt": "Hello", "max_tokens": 4}
     else:
         body |= {"input": "Hello", "max_output_tokens": 4}
-    answer = document[path]["POST"].Case(body=body, media_type="application/json").call_and_validate(checks=CHECKS)
+    answer = (
+        document[path]["POST"]
+        .Case(body=body, media_type="application/json")
+        .call_and_validate(checks=CHECKS, timeout=PATIENCE)
+    )
     assert answer.status_code == 200
     assert answer.headers["content-type"][0].startswith("text/event-stream")
 
