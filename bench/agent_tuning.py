@@ -2,8 +2,8 @@
 episodes are filtered by reward and mixed 1:4 with general data, and the model is asked on held-out tasks, in a world
 that it has never seen, and about what it could do before.
 
-    python -m bench.agent_tuning                       nine minutes of a core
-    python -m bench.agent_tuning --seeds 0 --arms mixed unmixed         two and a half
+    python -m bench.agent_tuning                       half an hour of a core
+    python -m bench.agent_tuning --arms mixed unmixed  twenty minutes
 
 The start has learned sums only. Arms are the same number of steps from it: `mixed` (the method), `unmixed` (only
 trajectories), `unfiltered` (the mix, with the teacher's failures in it), `general` (no trajectories). The teacher knows
@@ -130,10 +130,10 @@ def told(name: str, values: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--start-steps", type=int, default=200)
-    parser.add_argument("--steps", type=int, default=150, help="of every arm")
-    parser.add_argument("--lr", type=float, default=0.006, help="of every arm (Muon)")
+    parser.add_argument("--steps", type=int, default=600, help="of every arm")
+    parser.add_argument("--lr", type=float, default=0.003, help="of every arm (Muon)")
     parser.add_argument("--episodes", type=int, default=60, help="held out, in each world")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--out", type=Path, default=Path("out/agent_tuning"))
     parser.add_argument("--no-record", action="store_true", help="print only")
