@@ -134,7 +134,8 @@ def router(service: Service) -> APIRouter:
         requests = await service.prepare(lambda: label_scores.prepare(service, body, salt))
         return await while_connected(request, label_scores.first_label(service, body, requests))
 
-    form: dict[str, Any] = {"response_model": RerankResponse, "responses": ERRORS, "methods": ["POST"]}
+    form: dict[str, Any] = {"responses": ERRORS, "methods": ["POST"]}
+    form["response_model"] = RerankResponse | list[TeiResult]
     routes.add_api_route("/v1/rerank", rerank_route, name="rerank", **form)
     for path in RERANK_PATHS:
         routes.add_api_route(path, rerank_route, include_in_schema=False, **form)

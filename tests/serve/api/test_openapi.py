@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from jsonschema import Draft202012Validator
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -20,12 +21,24 @@ from schemathesis.specs.openapi.checks import (
 from tests.serve.api.running import NAME, Running
 from tests.waiting import PATIENCE
 
+
+def violations_are_refused(context: Any, response: Any, case: Any) -> bool | None:
+    """Where a body may have several forms, one that breaks a rule of the first may be right in the second."""
+    body = case.operation.definition.raw.get("requestBody")
+    if body is not None:
+        (form,) = (media["schema"] for media in body["content"].values())
+        components = case.operation.schema.raw_schema["components"]
+        if Draft202012Validator({**form, "components": components}).is_valid(case.body):
+            return None
+    return negative_data_rejection(context, response, case)
+
+
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
     content_type_conformance,
     response_schema_conformance,
-    negative_data_rejection,
+    violations_are_refused,
 ]
 LIMITS = {"max_tokens": 4, "max_completion_tokens": 4, "max_output_tokens": 4, "n": 2, "best_of": 2}
 
@@ -93,7 +106,7 @@ def test_answers_are_as_documented(document: Any, method: str, path: str, mode: 
         shorten(case)
         if mode is GenerationMode.POSITIVE:
             sense(case)
-        case.call_and_validate(checks=CHECKS, timeout=PATIENCE)
+        case.call_and_validate(checks=CHECKS)
 
     check()
 

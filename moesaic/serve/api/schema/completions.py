@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from moesaic.serve.api.schema.sampling import MAX_LOGPROBS, GenerationRequest
 from moesaic.serve.api.schema.tokens import TokenFields, Tokens
@@ -16,7 +16,15 @@ Texts = Text | Annotated[list[Text], Field(min_length=1, max_length=2048)]
 Prompts = Texts | Tokens | Annotated[list[Tokens], Field(min_length=1, max_length=2048)]
 
 
+def _either(schema: dict[str, Any]) -> None:
+    """The document's word for `take_tokens`."""
+    schema["required"].remove("prompt")
+    schema["anyOf"] = [{"required": ["prompt"]}, {"required": ["prompt_token_ids"]}]
+
+
 class CompletionRequest(GenerationRequest, TokenFields):
+    model_config = ConfigDict(json_schema_extra=_either)
+
     prompt: Prompts
     max_tokens: int | None = Field(default=16, ge=0, lt=2**31)
     best_of: int | None = Field(default=None, ge=1, le=128)
